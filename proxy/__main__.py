@@ -1,0 +1,5 @@
+"""``python -m proxy`` is ``onceproxy``."""
+
+from proxy.cli import main
+
+main()

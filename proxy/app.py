@@ -1,0 +1,348 @@
+"""The one place that knows every part: builds them from a configuration, starts and stops them.
+
+Start: lock and open the ledger first, listen last, so that no call is taken that could not be
+recorded. Stop: the other way round; calls that are under way get ``limits.drain`` to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from proxy import __version__, log
+from proxy.callers import Callers
+from proxy.clock import Clock, SystemClock
+from proxy.config import Address
+from proxy.configload import ConfigErrors, Loaded
+from proxy.control.api import Control
+from proxy.control.tokens import gather
+from proxy.core.call import Policy
+from proxy.core.decide import Limits
+from proxy.core.matching import RuleSet
+from proxy.core.rules import Auth
+from proxy.engine import Engine, Settings
+from proxy.errors import ServiceError
+from proxy.failpoints import Failpoints
+from proxy.ledger.seal import load_key
+from proxy.ledger.sqlite import SqliteLedger
+from proxy.metrics import Metrics
+from proxy.net.egress import Egress
+from proxy.net.frontend import FrontDoor
+from proxy.net.tls import CERT_FILE, CertificateAuthority
+from proxy.net.upstream import Upstream
+from proxy.rulefile import RuleErrors, load
+from proxy.service import OperationService
+
+SETTLE_SECONDS = 10.0  # between two rounds of background settling; each rule has its own patience
+
+lines = structlog.get_logger(component="app")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where a proxy can be found."""
+
+    listen: Address
+    control: Address
+    state_dir: Path
+    ca_cert: Path | None
+
+    def as_json(self) -> dict[str, str | int | None]:
+        return {
+            "listen": str(self.listen),
+            "control": str(self.control),
+            "state_dir": str(self.state_dir),
+            "ca_cert": str(self.ca_cert) if self.ca_cert else None,
+            "pid": os.getpid(),
+            "version": __version__,
+        }
+
+
+class App:
+    """One proxy. ``start`` raises what went wrong: ConfigErrors, RuleErrors, TokensUnusable,
+    CaError, LedgerError, OSError; what was started by then is stopped again."""
+
+    def __init__(self, loaded: Loaded, clock: Clock | None = None) -> None:
+        self._loaded = loaded
+        self._config = loaded.config
+        self._clock = clock or SystemClock()
+        self._metrics = Metrics()
+        self._rules = RuleSet(())
+        self._engine: Engine | None = None
+        self._stack = AsyncExitStack()
+        self._not_ready: str | None = "starting"
+
+    async def start(self) -> Started:
+        async with AsyncExitStack() as stack:
+            started = await self._start(stack)
+            self._stack = stack.pop_all()
+        self._not_ready = None
+        return started
+
+    async def stop(self) -> None:
+        self._not_ready = "stopping"
+        await self._stack.aclose()
+
+    async def reload(self) -> None:
+        """Read the rule files again. Raises ServiceError; the rules then stay as they were."""
+        try:
+            rules = await asyncio.to_thread(load, self._config.rule_dirs)
+        except RuleErrors as error:
+            self._metrics.reloaded(False, self._clock.time())
+            lines.error("rules not reloaded", problems=error.problems)
+            raise ServiceError(
+                "invalid-rules", "The rule files have errors.", error.problems
+            ) from error
+        self._use(rules)
+        lines.info("rules reloaded", services=len(rules.services), digest=rules.digest[:16])
+
+    async def _start(self, stack: AsyncExitStack) -> Started:
+        config, metrics = self._config, self._metrics
+        config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tokens = gather(config.control, config.tokens_path)
+        log.hide([*tokens.secrets, *(secret.reveal() for secret in config.identity.secret)])
+        failpoints = self._failpoints()
+        self._use(await asyncio.to_thread(load, config.rule_dirs))
+        authority = self._authority()
+        egress = self._egress()
+
+        key = load_key(config.ledger_key_path, create=not config.ledger_path.exists())
+        ledger = SqliteLedger(config.ledger_path, key=key, clock=self._clock)
+        await ledger.open()
+        stack.push_async_callback(ledger.close)
+        for warning in (*ledger.alarms, *ledger.warnings, *self._loaded.warnings):
+            lines.warning(warning)
+
+        upstream = self._upstream(egress)
+        await upstream.start()
+        stack.push_async_callback(upstream.close)
+
+        engine = Engine(
+            ledger=ledger,
+            rules=self._rules,
+            upstream=upstream,
+            clock=self._clock,
+            metrics=metrics,
+            settings=self._settings(key),
+            failpoints=failpoints,
+        )
+        self._engine = engine
+        await engine.start()
+        stack.push_async_callback(engine.stop, config.limits.drain)
+        self._background(stack, "settling", self._keep_settling)
+        self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
+
+        control = Control(
+            service=OperationService(
+                ledger=ledger,
+                clock=self._clock,
+                services=lambda: self._rules.services,
+                settle=engine.settle,
+                reload=self.reload,
+            ),
+            metrics=metrics,
+            tokens=tokens,
+            not_ready=lambda: self._not_ready,
+            hosts=(*config.control.hosts, config.control.listen.host),
+            body_max=config.limits.kept_body,
+        )
+        stack.push_async_callback(control.stop)
+        control_address = await control.start(config.control.listen, config.probe)
+
+        door = self._front_door(Callers(engine), authority, upstream)
+        await door.start(config.listen.host, config.listen.port)
+        stack.push_async_callback(door.stop, config.limits.drain)
+        for port in (door.port, control_address.port, *door.gateway_ports):
+            egress.protect(port)
+
+        started = Started(
+            listen=Address(config.listen.host, door.port),
+            control=control_address,
+            state_dir=config.state_dir,
+            ca_cert=config.tls.ca_cert_file or (config.ca_dir / CERT_FILE if authority else None),
+        )
+        _write_serving(config.serving_path, started)
+        stack.callback(config.serving_path.unlink, missing_ok=True)
+        return started
+
+    def _use(self, rules: RuleSet) -> None:
+        self._rules = rules
+        if self._engine is not None:
+            self._engine.rules = rules
+        for warning in rules.warnings:
+            lines.warning(warning)
+        self._metrics.reloaded(True, self._clock.time())
+
+    def _failpoints(self) -> Failpoints:
+        failpoints = Failpoints(self._config.faults, self._clock)
+        self._metrics.faults_enabled(failpoints.enabled)
+        if failpoints.warning:
+            lines.warning(failpoints.warning)
+        return failpoints
+
+    def _authority(self) -> CertificateAuthority | None:
+        tls = self._config.tls
+        if tls.intercept == "none":
+            return None
+        if tls.ca_cert_file is not None and tls.ca_key_file is not None:
+            return CertificateAuthority.load(tls.ca_cert_file, tls.ca_key_file)
+        names = None
+        if tls.intercept == "rules":
+            patterns = (pattern for service in self._rules.services for pattern in service.hosts)
+            names = sorted({".".join(p.ending) for p in patterns if p.ending})
+        return CertificateAuthority.open(self._config.ca_dir, names=names)
+
+    def _egress(self) -> Egress:
+        config = self._config
+        own = [config.probe.port] if config.probe else []
+        try:
+            return Egress(
+                allow=config.egress.allow,
+                deny=config.egress.deny,
+                named=self._knows_host,
+                own_ports=own,
+            )
+        except ValueError as error:
+            raise ConfigErrors([f"egress: {error}"]) from error
+
+    def _upstream(self, egress: Egress) -> Upstream:
+        options = self._config.upstream
+        return Upstream(
+            ca_file=options.ca_file,
+            proxy=options.proxy.reveal() if options.proxy else None,
+            egress=egress,
+            connect_timeout=options.connect_timeout,
+            answer_timeout=options.timeout,
+            idle_timeout=options.idle_timeout,
+        )
+
+    def _settings(self, ledger_key: bytes) -> Settings:
+        config = self._config
+        return Settings(
+            policy=Policy(
+                mode=config.mode,
+                missing_identity=config.identity.missing,
+                unruled=config.unruled.default,
+                unruled_hosts=config.unruled.hosts,
+                # Derived, so that it lives exactly as long as the digests that need it.
+                digest_key=hmac.digest(ledger_key, b"onceproxy digests", hashlib.sha256),
+            ),
+            limits=Limits(send_timeout=config.upstream.timeout),
+            patience=config.patience,
+            request_body=config.limits.request_body,
+            kept_body=config.limits.kept_body,
+            secrets=[secret.reveal().encode() for secret in config.identity.secret],
+            secret_of=secret_of,
+        )
+
+    def _front_door(
+        self, callers: Callers, authority: CertificateAuthority | None, upstream: Upstream
+    ) -> FrontDoor:
+        config = self._config
+        return FrontDoor(
+            callers.handle,
+            ca=authority,
+            intercept=config.tls.intercept,
+            knows_host=self._knows_host,
+            tunnel_hosts=config.tls.tunnel,
+            dial=upstream.tunnel,
+            gateways=[(g.listen.host, g.listen.port, g.to) for g in config.gateway],
+            own_names=config.control.hosts,
+            on_tunnel=self._tunnelled,
+        )
+
+    def _knows_host(self, host: str, port: int) -> bool:
+        return self._rules.knows_host(host, port)
+
+    def _tunnelled(self, host: str, reason: str) -> None:
+        kind = "ruled" if self._knows_host(host, 443) else "unruled"
+        self._metrics.tunnel(kind)
+        lines.info("seen, not protected", host=host, reason=reason)
+
+    async def _keep_settling(self) -> None:
+        assert self._engine is not None
+        while True:
+            try:
+                await self._engine.settle_all()
+            except Exception:
+                lines.exception("settling failed")
+            await self._clock.sleep(SETTLE_SECONDS)
+
+    def _background(
+        self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]
+    ) -> None:
+        async def forever() -> None:
+            await work()
+
+        task = asyncio.get_running_loop().create_task(forever(), name=name)
+        stack.push_async_callback(_cancelled, task)
+
+
+async def serve(loaded: Loaded, ready: Callable[[Started], None]) -> None:
+    """Run a proxy until SIGTERM or SIGINT; SIGHUP reloads the rules. Raises like App.start."""
+    app = App(loaded)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    reloads: set[asyncio.Task[None]] = set()
+
+    def stop() -> None:
+        if stopping.is_set():
+            os._exit(1)  # asked twice: the ledger is made for a proxy that dies at any moment
+        stopping.set()
+
+    def reload() -> None:
+        task = loop.create_task(_reload(app))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    started = await app.start()
+    try:
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        loop.add_signal_handler(signal.SIGINT, stop)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        ready(started)
+        await stopping.wait()
+        lines.info("stopping", drain_seconds=loaded.config.limits.drain)
+    finally:
+        await app.stop()
+
+
+def secret_of(auth: Auth) -> str | None:
+    """A rule's own credential, read when it is used so that it can be rotated; None if absent."""
+    if auth.secret_env:
+        return os.environ.get(auth.secret_env) or None
+    if auth.secret_file:
+        try:
+            return Path(auth.secret_file).read_text("utf-8").strip() or None
+        except (OSError, UnicodeDecodeError) as error:
+            lines.warning("credential cannot be read", file=auth.secret_file, why=str(error))
+    return None
+
+
+async def _reload(app: App) -> None:
+    with contextlib.suppress(ServiceError):  # it is in the log, and there is nobody to tell
+        await app.reload()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _write_serving(path: Path, started: Started) -> None:
+    data = started.as_json() | {"host": socket.gethostname()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    temporary.replace(path)

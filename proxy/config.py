@@ -1,0 +1,317 @@
+"""Every option the proxy has, as frozen values. ``proxy.configload`` fills them.
+
+These dataclasses are the single place where an option, its type and its default are written down.
+Files, environment names, flags and ``config.example.yaml`` follow from them, and tests hold them to
+it. pydantic validates against them when a configuration is loaded and is not imported before.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from proxy import units
+from proxy.failpoints import Fault, parse_faults
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A text that never shows: not in logs, errors or a printed configuration."""
+
+    _text: str = field(repr=False)
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a socket listens; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(value: object) -> Address:
+    """``127.0.0.1:8901``, ``[::1]:8901``, ``localhost:8901``. Raises ValueError."""
+    if isinstance(value, Address):
+        return value
+    host, _, port = str(value).rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("not an address: an IPv6 address goes in brackets, like [::1]:8901")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("not an address: write HOST:PORT, for example 127.0.0.1:8901")
+    return Address(host, int(port))
+
+
+def _duration(value: object) -> float:
+    if isinstance(value, bool) or (isinstance(value, (int, float)) and value != 0):
+        raise ValueError(f"needs a unit: write {value}s if you mean seconds")
+    return units.duration(str(value))
+
+
+def _positive_duration(value: object) -> float:
+    seconds = _duration(value)
+    if seconds <= 0:
+        raise ValueError("must be longer than 0")
+    return seconds
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return units.size(str(value))
+
+
+def _secret(value: object) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a text that is not empty; put it in quotes")
+    return Secret(value)
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _secrets(value: object) -> tuple[Secret, ...]:
+    return tuple(_secret(item) for item in _listed(value))
+
+
+def _paths(value: object) -> tuple[Path, ...]:
+    items = _listed(value)
+    if not all(isinstance(item, (str, Path)) for item in items):
+        raise ValueError("must be a path or a list of paths")
+    return tuple(Path(item) for item in items)
+
+
+def _origin(value: object) -> str:
+    text = str(value)
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        raise ValueError("not an origin: write https://HOST or https://HOST:PORT")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("must end after host and port: the caller's path is appended to it")
+    _ = parts.port  # raises ValueError where it is not a port
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _proxy_url(value: object) -> Secret:
+    secret = _secret(value)
+    parts = urlsplit(secret.reveal())
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError(
+            "not a proxy address: write http://HOST:PORT or http://USER:PASS@HOST:PORT"
+        )
+    return secret
+
+
+def _ledger_url(value: object) -> str:
+    text = str(value)
+    if not text.startswith("sqlite:"):
+        raise ValueError("this release keeps its ledger in SQLite: write sqlite:FILE")
+    if not text.removeprefix("sqlite:").strip("/"):
+        raise ValueError("names no file: write sqlite:FILE, for example sqlite:ledger.db")
+    return text
+
+
+class _Reads:
+    """Says which function reads a field's value; asked by pydantic only while a file is loaded."""
+
+    def __init__(self, parse: Callable[[Any], Any]) -> None:
+        self._parse = parse
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(self._parse)
+
+
+Listen = Annotated[Address, _Reads(parse_address)]
+Duration = Annotated[float, _Reads(_duration)]
+PositiveDuration = Annotated[float, _Reads(_positive_duration)]
+Size = Annotated[int, _Reads(_size)]
+Hidden = Annotated[Secret, _Reads(_secret)]
+HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
+PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
+Origin = Annotated[str, _Reads(_origin)]
+ProxyUrl = Annotated[Secret, _Reads(_proxy_url)]
+LedgerUrl = Annotated[str, _Reads(_ledger_url)]
+Faults = Annotated[tuple[Fault, ...], _Reads(parse_faults)]
+
+Unknown = Literal["content", "pass", "refuse"]
+_FORBID: dict[str, Any] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """A listener for clients that take only host and port: all it gets goes to one origin."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    listen: Listen
+    to: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenConfig:
+    """A named token for the control API; the name is recorded with what its holder does."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    name: str
+    role: Literal["agent", "operator"]
+    token: Hidden | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    listen: Listen = Address("127.0.0.1", 8902)
+    hosts: tuple[str, ...] = ()  # further names under which callers address this proxy
+    tokens: tuple[TokenConfig, ...] = ()
+    agent_token: Hidden | None = None  # instead of the one made in state_dir/tokens.json
+    agent_token_file: Path | None = None
+    operator_token: Hidden | None = None
+    operator_token_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    url: LedgerUrl = "sqlite:ledger.db"  # a relative file is in state_dir
+    key_file: Path | None = None  # seals the bodies; None: state_dir/ledger.key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnruledConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    default: Unknown = "content"
+    hosts: Mapping[str, Unknown] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    intercept: Literal["all", "rules", "none"] = "all"
+    tunnel: tuple[str, ...] = ()  # hosts that are never opened
+    ca_cert_file: Path | None = None  # both None: made in state_dir on first start
+    ca_key_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    missing: Literal["refuse", "pass"] = "refuse"
+    secret: HiddenList = ()  # the first makes new upstream keys, the others are for rotation
+    secret_file: PathList = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    ca_file: Path | None = None  # roots to trust beside the system's
+    proxy: ProxyUrl | None = None
+    proxy_file: Path | None = None
+    connect_timeout: PositiveDuration = 10.0  # name, connection and TLS; nothing was sent by then
+    timeout: PositiveDuration = 120.0  # from the last byte sent to the head of the answer
+    idle_timeout: PositiveDuration = 300.0  # between two pieces of an answer's body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EgressConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    allow: tuple[str, ...] = ()  # loopback and private ones that may be called: host, address, net
+    deny: tuple[str, ...] = ()  # what may not; the more exact entry wins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    request_body: Size = 100_000_000  # larger ones of governed writes get 413
+    kept_body: Size = 10_000_000  # larger answers are handed on and not kept for a replay
+    drain: Duration = 30.0  # how long a stop waits for calls that are under way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"  # auto: text on a terminal, else JSON lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole configuration, validated, with relative paths resolved and secret files read."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    state_dir: Path
+    listen: Listen = Address("127.0.0.1", 8901)
+    gateway: tuple[GatewayConfig, ...] = ()
+    control: ControlConfig = ControlConfig()
+    probe: Listen | None = None
+    ledger: LedgerConfig = LedgerConfig()
+    rules: tuple[Path, ...] = ()
+    unruled: UnruledConfig = UnruledConfig()
+    mode: Literal["enforce", "observe", "pass"] = "enforce"
+    tls: TlsConfig = TlsConfig()
+    identity: IdentityConfig = IdentityConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    patience: Duration = 20.0
+    egress: EgressConfig = EgressConfig()
+    limits: LimitsConfig = LimitsConfig()
+    log: LogConfig = LogConfig()
+    faults: Faults = ()
+
+    @property
+    def rule_dirs(self) -> tuple[Path, ...]:
+        """Where rules are, the shipped ones first; later ones replace earlier of their name."""
+        package = Path(__file__).parent
+        installed, beside = package / "_rules", package.parent / "rules"
+        return (installed if installed.is_dir() else beside, *self.rules)
+
+    @property
+    def ca_dir(self) -> Path:
+        return self.state_dir / "ca"
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.state_dir / self.ledger.url.removeprefix("sqlite:").removeprefix("//")
+
+    @property
+    def ledger_key_path(self) -> Path:
+        return self.ledger.key_file or self.state_dir / "ledger.key"
+
+    @property
+    def tokens_path(self) -> Path:
+        return self.state_dir / "tokens.json"
+
+    @property
+    def serving_path(self) -> Path:
+        """Written while a proxy runs: where it listens, for the commands that talk to it."""
+        return self.state_dir / "serving.json"

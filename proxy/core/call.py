@@ -1,0 +1,297 @@
+"""What an intercepted call is: something to pass through, to refuse, or a write with a name.
+
+``triage`` needs no body and says which of the three; ``name`` then works out everything that is known
+about a governed write before the ledger is asked: its operation's name, fingerprint, account, and
+whose idempotency key it carries.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from proxy.core.credentials import Credentials, account_of, principal, split
+from proxy.core.decide import Ask
+from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, content_digest
+from proxy.core.identity import encode_part
+from proxy.core.keys import is_minted, keyed_digest
+from proxy.core.matching import Matched
+from proxy.core.model import Identity, Request
+from proxy.core.placement import key_of_caller
+from proxy.core.refusal import Refusal
+from proxy.core.rules import Endpoint
+from proxy.core.views import MISSING, BodyMissing, RequestView
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+OVERRIDES = ("X-HTTP-Method-Override", "X-Method-Override", "X-HTTP-Method")
+DERIVED_STEP = "~"  # the step "derived from the canonical body"
+UNRULED = "unruled"  # the service name of hosts without a rule, in labels and lists
+DIGEST_LENGTH = 32  # hex digits in a name: 128 bits, no two bodies share them
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the configuration says about calls that no rule decides."""
+
+    mode: str = "enforce"  # enforce | observe | pass
+    missing_identity: str = "refuse"  # refuse | pass
+    unruled: str = "content"  # content | pass | refuse
+    unruled_hosts: Mapping[str, str] = field(default_factory=dict)  # host glob -> the same words
+    digest_key: bytes = b""  # keys the digests of accounts, credentials and business keys
+
+    def for_host(self, host: str) -> str:
+        for pattern, word in self.unruled_hosts.items():
+            if fnmatch.fnmatchcase(host, pattern.lower()):
+                return word
+        return self.unruled
+
+
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """To be forwarded unrecorded. ``unprotected``: it is a write all the same."""
+
+    reason: str
+    unprotected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Governable:
+    """A write that will have a name once its body is here."""
+
+    run: str
+    step: str
+    operation_id: str | None
+    matched: Matched | None
+
+
+@dataclass(frozen=True, slots=True)
+class Governed:
+    """A write with a name."""
+
+    run: str  # encoded, as in the key
+    step: str
+    operation: str
+    former: tuple[str, ...]  # the operation under its endpoint's earlier names
+    named_by_caller: bool  # it carries an X-Operation-Id
+    endpoint: Endpoint
+    params: Mapping[str, str]
+    mode: str
+    request: Request  # as received
+    bare: Request  # without credentials
+    credentials: Credentials
+    canonical: Canonical
+    fingerprint: str
+    core_fingerprint: str
+    account: str | None
+    credential: str | None
+    caller_key: str | None  # the text of the caller's own key that stays
+    caller_key_digest: str | None
+    needs_approval: bool
+
+    @property
+    def base(self) -> str:
+        return f"{self.run}/{self.step}/{self.operation}"
+
+    @property
+    def former_bases(self) -> tuple[str, ...]:
+        return tuple(f"{self.run}/{self.step}/{name}" for name in self.former)
+
+    @property
+    def ruled(self) -> bool:
+        return self.endpoint.service != UNRULED
+
+    def ask(
+        self,
+        *,
+        version: int,
+        epoch: int,
+        arrived_at: float,
+        attempts_before: int,
+        body_sha256: str | None = None,
+    ) -> Ask:
+        return Ask(
+            version=version,
+            fingerprint=self.fingerprint,
+            core_fingerprint=self.core_fingerprint,
+            account=self.account,
+            epoch=epoch,
+            fresh=True,
+            arrived_at=arrived_at,
+            attempts_before=attempts_before,
+            credentialed=bool(self.credentials),
+            body_sha256=body_sha256,
+            needs_approval=self.needs_approval,
+        )
+
+
+def unruled_endpoint(request: Request) -> Endpoint:
+    """The entry that stands in where no rule file has one."""
+    return Endpoint(
+        service=UNRULED,
+        name="content",
+        match=None,
+        digest="",
+        idempotent=request.method in ("PUT", "DELETE"),
+    )
+
+
+def is_write(request: Request) -> bool:
+    """By its method alone; an override header that names a write makes any method one."""
+    if request.method not in READS:
+        return True
+    for name in OVERRIDES:
+        value = request.header(name)
+        if value is not None and value.strip().upper() not in READS:
+            return True
+    return False
+
+
+def triage(
+    request: Request, matched: Matched | None, identity: Identity, policy: Policy
+) -> Passing | Governable | Refusal:
+    """What to do with a call, as far as that can be said without its body."""
+    if matched is not None:
+        write = matched.endpoint.effect == "write"
+        mode = stricter(policy.mode, matched.endpoint.mode)
+    else:
+        write = is_write(request)
+        mode = policy.mode
+    if not write:
+        return Passing("read")
+    named = identity.run is not None and identity.step is not None
+    if matched is None:
+        word = policy.for_host(request.host)
+        if word == "pass":
+            return Passing("unruled host, set to pass", unprotected=True)
+        if word == "refuse":
+            return Refusal(
+                "egress-denied",
+                "No rule file has this endpoint and unruled is set to refuse: add a rule, or set "
+                f'unruled: {{hosts: {{"{request.host}": content}}}}.',
+            )
+        if not named:
+            return Passing("no rule and no identity", unprotected=True)
+    elif not named:
+        if policy.missing_identity == "pass" or mode != "enforce":
+            return Passing("no identity", unprotected=True)
+        return Refusal(
+            "missing-identity",
+            "A write to an endpoint of a rule needs a run and a step: put them into the proxy "
+            "address (http://RUN:STEP@host:port) or into X-Run-Id and X-Step-Id.",
+        )
+    assert identity.run is not None and identity.step is not None
+    return Governable(identity.run, identity.step, identity.operation_id, matched)
+
+
+def stricter(one: str, other: str) -> str:
+    """Of two modes the one that does less."""
+    order = ("enforce", "observe", "pass")
+    return max(one, other, key=order.index)
+
+
+def name(
+    call: Governable, request: Request, matched: Matched | None, policy: Policy
+) -> Governed | Refusal:
+    """The governed write that ``request``, with its whole body, is."""
+    endpoint = matched.endpoint if matched else unruled_endpoint(request)
+    params = matched.params if matched else {}
+    bare, credentials = split(request)
+    own_key = _key_that_stays(request, endpoint)
+    try:
+        canon = canonical(bare, noise=noise_of(endpoint, own_key), headers=endpoint.headers)
+    except DuplicateMember as error:
+        return Refusal(
+            "bad-request",
+            f"The JSON body has the member {error} twice, and services differ in which one they "
+            "take: send it once.",
+        )
+    view = matched.view if matched else RequestView(request, params)
+    try:
+        operation, former = _operation_name(call, request, endpoint, view, canon)
+        needs_approval = _needs_approval(endpoint, view)
+    except BodyMissing as error:
+        return Refusal("bad-request", f"The rule for {endpoint.title} must read the body: {error}")
+    step = call.step
+    if step == DERIVED_STEP:
+        step = "~" + content_digest(canon)[:DIGEST_LENGTH]
+    else:
+        step = encode_part(step)
+    account = account_of(request, endpoint.account)
+    who = principal(credentials)
+    digest_key = policy.digest_key
+    return Governed(
+        run=encode_part(call.run),
+        step=step,
+        operation=operation,
+        former=former,
+        named_by_caller=call.operation_id is not None,
+        endpoint=endpoint,
+        params=params,
+        mode=stricter(policy.mode, endpoint.mode),
+        request=request,
+        bare=bare,
+        credentials=credentials,
+        canonical=canon,
+        fingerprint=canon.digest(),
+        core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else canon.digest(),
+        account=keyed_digest(digest_key, "account", account) if account is not None else None,
+        credential=keyed_digest(digest_key, "credential", who) if who is not None else None,
+        caller_key=own_key,
+        caller_key_digest=(
+            keyed_digest(digest_key, "key", endpoint.service, account or "", own_key)
+            if own_key is not None
+            else None
+        ),
+        needs_approval=needs_approval,
+    )
+
+
+def _operation_name(
+    call: Governable, request: Request, endpoint: Endpoint, view: RequestView, canon: Canonical
+) -> tuple[str, tuple[str, ...]]:
+    if endpoint.service == UNRULED:
+        title = encode_part(f"{request.method} {request.authority}{request.path}")
+        if call.operation_id is not None:
+            return f"{title}:{encode_part(call.operation_id)}", ()
+        return f"{title}~{content_digest(canon)[:DIGEST_LENGTH]}", ()
+    suffix = ""
+    if call.operation_id is not None:
+        suffix = f":{encode_part(call.operation_id)}"
+    elif endpoint.distinguish:
+        values = [view.get(path) for path in endpoint.distinguish]
+        text = [None if value is MISSING else value for value in values]
+        suffix = f"~{keyed_digest(b'', *map(repr, text))[:DIGEST_LENGTH]}"
+    former = tuple(f"{endpoint.service}.{old}{suffix}" for old in endpoint.was)
+    return endpoint.title + suffix, former
+
+
+def _key_that_stays(request: Request, endpoint: Endpoint) -> str | None:
+    """The caller's own idempotency key, unless an SDK made it up and the rule replaces those."""
+    if endpoint.key is None:
+        return None
+    own = key_of_caller(request, endpoint.key, endpoint.match)
+    if own is None:
+        return None
+    minted = is_minted(own, endpoint.key.minted)
+    return None if minted and endpoint.key.existing == "replace" else own
+
+
+def noise_of(endpoint: Endpoint, own_key: str | None) -> tuple[str, ...]:
+    """What does not count in the fingerprint: the rule's noise, and the place of the key where the
+    caller's SDK makes up another one each time."""
+    key = endpoint.key
+    if key is None or own_key is not None:
+        return endpoint.noise
+    if key.place == "query":
+        return (*endpoint.noise, f"query.{key.name}")
+    if key.place in ("json", "form", "body"):
+        return (*endpoint.noise, f"body.{key.name}")
+    return endpoint.noise
+
+
+def _needs_approval(endpoint: Endpoint, view: RequestView) -> bool:
+    approval = endpoint.approval
+    if approval is None:
+        return False
+    return approval.required or (approval.when is not None and approval.when.holds(view, {}))

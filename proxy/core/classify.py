@@ -1,0 +1,127 @@
+"""What an answer says about the effect: the rule's lines first, then the built-in table.
+
+"Cannot tell" is an end of its own. A line whose status fits and that needs a body which broke off
+decides: unknown, because that body may have said the opposite of the status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.bodies import BodyMissing, is_json, media_type
+from proxy.core.model import Answered
+from proxy.core.rules import AnswerLine, Endpoint
+from proxy.core.templates import ValueMissing
+from proxy.core.values import text_of
+from proxy.core.views import AnswerView, RequestView
+
+NOT_APPLIED = frozenset({401, 407, 421, 425, 429})
+"""Turned away before anybody looked at it: credentials, wrong server, too early, limits."""
+
+UNDECIDED = frozenset({300, 301, 302, 304, 408, 499})
+"""Says nothing about the effect: redirects that may follow it, time-outs on the way."""
+
+REDIRECTED = frozenset({307, 308})
+"""The same request is wanted elsewhere; following it is a new version or operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``means``: succeeded | rejected | not_applied | unknown | running | mismatch | exists |
+    accepted. ``replayed``: the API says that it gave this answer before."""
+
+    means: str
+    replayed: bool
+    external_id: str | None
+    reason: str
+
+
+def classify(
+    endpoint: Endpoint | None, answered: Answered, view: RequestView | None, *, keyed: bool
+) -> Verdict:
+    """``keyed``: the attempt carried the operation's upstream key. ``view`` is of the request; no
+    line looks at it today."""
+    answer_format = endpoint.answer_format if endpoint else "json"
+    seen = AnswerView(answered.answer, answer_format, answered.complete)
+    means, replayed, reason = _by_lines(endpoint, seen)
+    if means is None:
+        means, reason = _built_in(answered, keyed)
+    external_id = None
+    if means in ("succeeded", "accepted") and endpoint is not None:
+        external_id = external_id_of(endpoint.external_id, seen)
+    return Verdict(means, replayed, external_id, reason)
+
+
+def _by_lines(endpoint: Endpoint | None, seen: AnswerView) -> tuple[str | None, bool, str]:
+    replayed = False
+    for number, line in enumerate(endpoint.answers if endpoint else (), 1):
+        holds = _line_holds(line, seen)
+        if holds is None and line.means is None:
+            continue
+        if holds is None:
+            return (
+                "unknown",
+                replayed,
+                f"answer line {number} needs the body, which cannot be read",
+            )
+        if not holds:
+            continue
+        replayed = replayed or line.replayed
+        if line.means is not None:
+            return line.means, replayed, f"answer line {number}: {line.means}"
+    return None, replayed, ""
+
+
+def _line_holds(line: AnswerLine, seen: AnswerView) -> bool | None:
+    """None where it hangs on a body that cannot be read."""
+    try:
+        checks = sorted(line.when.checks, key=lambda check: check.path.root == "body")
+        return all(check.holds(seen, {}, None) for check in checks)
+    except ValueMissing:
+        return False
+    except BodyMissing:
+        return False if _foreign(seen) else None
+
+
+def _foreign(seen: AnswerView) -> bool:
+    """A whole body of another kind, which cannot hold what the API would have said in its own: a
+    picture, or a gateway's error page. A page of text with a 2xx is no success of this API, so
+    that is not such a body."""
+    kind = media_type(seen.answer.headers)
+    if not seen.complete or not kind or seen.answer.body is None or is_json(kind):
+        return False
+    if kind.startswith("text/") or kind.endswith("xml"):
+        return not _success(seen.answer.status)
+    return True
+
+
+def _success(status: int) -> bool:
+    return 200 <= status < 300 or status == 303
+
+
+def _built_in(answered: Answered, keyed: bool) -> tuple[str, str]:
+    status = answered.answer.status
+    if _success(status):
+        cut = "" if answered.complete else ", its body broke off"
+        return "succeeded", f"status {status}{cut}"
+    if status in NOT_APPLIED:
+        return "not_applied", f"status {status}"
+    if not answered.complete:
+        return "unknown", f"status {status}, and the body broke off"
+    if status in REDIRECTED:
+        return "rejected", f"status {status}: wanted elsewhere, redirects are not followed"
+    if status == 409 and keyed:
+        return "unknown", "status 409 under a key: our own earlier attempt may be at work"
+    if 400 <= status < 500 and status not in UNDECIDED:
+        return "rejected", f"status {status}"
+    return "unknown", f"status {status} does not tell"
+
+
+def external_id_of(path: str | None, seen: AnswerView) -> str | None:
+    """The id that the API gave the effect; None where the answer does not show it."""
+    if path is None:
+        return None
+    try:
+        return text_of(seen.get(path)) or None
+    except BodyMissing:
+        return None

@@ -1,0 +1,131 @@
+"""What may be decided about a call, and what a decision is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proxy.core.operation import Event, Operation
+from proxy.core.refusal import Refusal
+from proxy.core.rules import Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Who wants an operation settled, and what they ask for.
+
+    ``fresh``: an agent makes or holds this very call now; False for background settling, which only
+    queries and re-sends while the intent is young. ``attempts_before``: how many attempts the
+    operation had when the call arrived; what came later is this call's own end.
+    """
+
+    version: int
+    fingerprint: str
+    core_fingerprint: str
+    account: str | None
+    epoch: int
+    fresh: bool
+    arrived_at: float
+    attempts_before: int
+    credentialed: bool  # this ask, the lending caller or the rule's `auth` has a credential
+    body_sha256: str | None = None  # of the request as it would be sent; None in the background
+    needs_approval: bool = False  # the rule asks for one for this request
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What this process has seen of an unknown operation, by its monotonic clock.
+
+    ``quiet_for``: seconds since the last byte of any attempt could have left; a restart counts anew.
+    ``looks``: agreeing lookups so far that found nothing and began late enough to count.
+    ``next_look_in``: seconds until another lookup makes sense; 0 or less means now.
+    """
+
+    quiet_for: float = 0.0
+    looks: int = 0
+    next_look_in: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a decision looks at besides the call itself."""
+
+    now: float  # wall clock, never before the newest event known
+    operation: Operation | None  # of the version the call is bound to
+    previous: Operation | None = None  # the version before it
+    watch: Watch = Watch()
+    lookup: bool = False  # the rule has a lookup for the stored request
+    rewritten: bool = False  # another operation wrote to that URL since
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The numbers of section 7: seconds, and how often."""
+
+    send_timeout: float = 120.0
+    resend_within: float = 300.0  # a stale order is no favour to an agent that is gone
+    attempts_max: int = 5  # some APIs replay their own 500 for a day
+    backoff: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Send it: ``attempt`` is its number, counted from 1."""
+
+    reason: str
+    attempt: int
+    under_key: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """Ask the API whether the effect exists."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Wait, then decide again. ``seconds`` None: until the twin in flight has ended. ``otherwise``
+    is what a caller hears whose patience ends first."""
+
+    reason: str
+    seconds: float | None
+    otherwise: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Give the operation's recorded end."""
+
+    reason: str
+    operation: Operation
+    notes: tuple[Event, ...] = ()
+    drifted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    reason: str
+    refusal: Refusal
+    notes: tuple[Event, ...] = ()
+    blocked_by: str | None = None  # to be recorded on the unknown operation when it changed
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """Forward it unrecorded and unchanged."""
+
+    reason: str
+
+
+Decision = Forward | Reconcile | Hold | Answer | Refuse | PassThrough
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What each part of the decision is given."""
+
+    ask: Ask
+    endpoint: Endpoint
+    snapshot: Snapshot
+    limits: Limits = field(default_factory=Limits)

@@ -1,0 +1,36 @@
+"""Is it the same request? The same operation with another request is drift."""
+
+from __future__ import annotations
+
+from proxy.core.decide.decision import Answer, Question, Refuse
+from proxy.core.operation import Event, Kind, State
+from proxy.core.refusal import Refusal
+
+
+def drifted(question: Question) -> Answer | Refuse | None:
+    ask, snapshot = question.ask, question.snapshot
+    operation = snapshot.operation
+    if operation is None or not ask.fresh or operation.intent.fingerprint == ask.fingerprint:
+        return None
+    if operation.state is State.NOT_APPLIED and not operation.ever_left:
+        return None  # nothing ever left: the new request takes the place of the old one
+    if operation.intent.core_fingerprint == ask.core_fingerprint:
+        if operation.state in (State.IN_FLIGHT, State.UNKNOWN):
+            return None  # settle the first; what it came to decides
+        heard = operation.delivered_epoch
+        if heard is None or ask.epoch > heard:
+            note = Event(Kind.DRIFTED, snapshot.now, {"epoch": ask.epoch, "fields": "wording"})
+            return Answer("worded anew after a resume", operation, (note,), drifted=True)
+        detail = "Only the wording differs, but this start of the run already had the answer."
+    else:
+        detail = "The same run, step and operation made another request before."
+    return Refuse(
+        "drift",
+        Refusal(
+            "operation-mismatch",
+            detail,
+            operation=operation.key,
+            state=str(operation.state),
+            external_id=operation.outcome.external_id if operation.outcome else None,
+        ),
+    )

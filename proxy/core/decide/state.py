@@ -1,0 +1,245 @@
+"""What does the operation's state allow?
+
+The heart of it is ``_unknown``: an operation leaves that state only by evidence. Time that has merely
+passed never permits a send.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from proxy.core.decide.decision import (
+    Answer,
+    Decision,
+    Forward,
+    Hold,
+    Question,
+    Reconcile,
+    Refuse,
+)
+from proxy.core.operation import End, Operation, State
+from proxy.core.refusal import Refusal
+
+
+def by_state(question: Question) -> Decision:
+    operation = question.snapshot.operation
+    if operation is None:
+        return _first(question)
+    match operation.state:
+        case State.IN_FLIGHT:
+            return Hold(
+                "an identical call is in flight",
+                None,
+                _refusal("operation-in-progress", operation, "Its answer has not come yet.", 2),
+            )
+        case State.UNKNOWN:
+            return _unknown(question, operation)
+        case State.NOT_APPLIED:
+            return _not_applied(question, operation)
+        case State.SUCCEEDED:
+            return _succeeded(operation)
+        case State.FAILED:
+            return _failed(operation)
+        case State.AWAITING_APPROVAL | None:
+            return Refuse(
+                "it waits for an approval",
+                _refusal("approval-required", operation, "No approval has been given."),
+            )
+        case _:
+            assert_never(operation.state)
+
+
+def _first(question: Question) -> Decision:
+    previous = question.snapshot.previous
+    if previous is not None and previous.state is State.SUCCEEDED:
+        # A late success of the earlier version arrived before this one was sent.
+        return _succeeded(previous)
+    if previous is not None and previous.undecided:
+        return Refuse(
+            "an earlier version is undecided",
+            _refusal("outcome-unresolved", previous, "An earlier attempt has no known outcome."),
+        )
+    return Forward("first attempt", 1)
+
+
+def _succeeded(operation: Operation) -> Decision:
+    outcome = operation.outcome
+    assert outcome is not None
+    if not outcome.kept:
+        return Refuse(
+            "succeeded, the answer is not kept",
+            _refusal("outcome-not-kept", operation, "It has succeeded."),
+        )
+    return Answer("succeeded", operation)
+
+
+def _failed(operation: Operation) -> Decision:
+    outcome = operation.outcome
+    assert outcome is not None
+    if outcome.abandoned:
+        return Refuse(
+            "an operator gave it up",
+            _refusal("outcome-unresolved", operation, "An operator has given this operation up."),
+        )
+    return Answer("the API rejected it", operation)
+
+
+def _not_applied(question: Question, operation: Operation) -> Decision:
+    last = operation.last
+    if not question.ask.fresh:
+        return Refuse(
+            "no effect, and nobody waits for it",
+            _refusal("upstream-not-reached", operation, "It had no effect."),
+        )
+    if last is not None and last.number > question.ask.attempts_before:
+        # The attempt that this call, or the twin it waited for, has just made.
+        if last.end is End.NOT_SENT:
+            return Refuse(
+                "not sent",
+                _refusal("upstream-not-reached", operation, last.reason or "Nothing was sent."),
+            )
+        if last.end is End.NOT_APPLIED:
+            return Answer("the API did not look at it", operation)
+    return Forward("known to have had no effect", len(operation.attempts) + 1)
+
+
+def _unknown(question: Question, operation: Operation) -> Decision:
+    ask, snapshot, limits = question.ask, question.snapshot, question.limits
+    needs_credential = any(a.credentialed for a in operation.attempts)
+    lacks_credential = needs_credential and not ask.credentialed
+    permit = None if lacks_credential else _permit(question, operation)
+    if permit is not None:
+        wait = _backoff_left(question, operation)
+        if wait > 0:
+            return _settling("waiting before the re-send", wait, operation)
+        return Forward(permit, len(operation.attempts) + 1, under_key=permit == UNDER_KEY)
+    if snapshot.lookup and not lacks_credential:
+        wait = snapshot.watch.next_look_in
+        if operation.blocked_by == "ambiguous" and ask.fresh:
+            return _person(operation, "ambiguous", "The lookup did not give one clear answer.")
+        if wait > 0:
+            return _settling("waiting before the next lookup", wait, operation)
+        return Reconcile("asking the API whether the effect exists")
+    if lacks_credential:
+        return Refuse(
+            "no credential to ask or send with",
+            _refusal(
+                "outcome-unresolved",
+                operation,
+                "Settling it needs the credential of the call, and the repeated call has none.",
+            ),
+            blocked_by="credentials",
+        )
+    if _just_refused(question, operation):
+        status = operation.last.status if operation.last is not None else None
+        blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"
+        return _person(operation, blocked_by, "The service turned the repeated call away.")
+    if operation.intent.upstream_key is not None:
+        return _person(operation, "key_expired", "Its key may not be used any more.")
+    return _person(operation, "no_query", "The rule has no lookup and the API has no key.")
+
+
+UNDER_KEY = "re-sent under the same key"
+IDEMPOTENT = "re-sent, the endpoint is idempotent"
+
+
+def _permit(question: Question, operation: Operation) -> str | None:
+    """The reason why this unknown operation may be sent again, or None."""
+    ask, snapshot, limits = question.ask, question.snapshot, question.limits
+    if len(operation.attempts) >= limits.attempts_max:
+        return None
+    if not ask.fresh and snapshot.now - operation.created_at > limits.resend_within:
+        return None
+    if any(a.end is End.UNKNOWN and a.reason in DEAD_ENDS for a in operation.attempts):
+        return None
+    if _just_refused(question, operation):
+        return None
+    if question.endpoint.signed != "none" and ask.body_sha256 != operation.intent.body_sha256:
+        return None  # the stored signature has expired; only the caller can sign anew
+    if not operation.intent.body_kept and ask.body_sha256 != operation.intent.body_sha256:
+        return None
+    if _key_holds(question, operation):
+        return UNDER_KEY
+    young = snapshot.now - operation.created_at <= limits.resend_within
+    if operation.intent.idempotent and ask.fresh and young and not snapshot.rewritten:
+        return IDEMPOTENT
+    return None
+
+
+def _just_refused(question: Question, operation: Operation) -> bool:
+    """Whether this very call's last re-send was turned away, so that another one with the same
+    credential would be too. A throttle passes by itself; a caller that comes again may do better."""
+    last = operation.last
+    return (
+        last is not None
+        and last.number > max(1, question.ask.attempts_before)
+        and last.end in (End.REJECTED, End.NOT_APPLIED)
+        and last.status not in (425, 429)
+    )
+
+
+DEAD_ENDS = ("mismatch", "exists")
+"""Answers under our key after which sending again tells nothing new: look, or ask a person."""
+
+
+def _key_holds(question: Question, operation: Operation) -> bool:
+    """Whether the API still honours the key of every attempt that may have reached it."""
+    intent = operation.intent
+    if intent.upstream_key is None:
+        return False
+    if not all(a.keyed for a in operation.attempts if a.maybe_sent):
+        return False
+    first = operation.first_maybe_sent_at
+    if first is None:
+        return False
+    if intent.valid_for is None:
+        # Unstated: trusted only within the call that is being held since before the first attempt.
+        number = next(a.number for a in operation.attempts if a.maybe_sent)
+        return question.ask.fresh and number > question.ask.attempts_before
+    if intent.valid_for == math.inf:
+        return True
+    elapsed = question.snapshot.now - first
+    if elapsed < 0:
+        return False  # the clock was set back: no telling how much of the window is left
+    margin = max(0.1 * intent.valid_for, question.limits.send_timeout)
+    return elapsed <= intent.valid_for - margin
+
+
+def _backoff_left(question: Question, operation: Operation) -> float:
+    """Seconds still to wait before the next send; doubles with each attempt."""
+    last = operation.last
+    if last is None or last.ended_at is None:
+        return 0.0
+    if last.number <= question.ask.attempts_before:
+        return 0.0  # a caller that comes anew has waited by itself
+    wait = question.limits.backoff * 2.0 ** (len(operation.attempts) - 1)
+    return last.ended_at + wait - question.snapshot.now
+
+
+def _settling(reason: str, seconds: float, operation: Operation) -> Hold:
+    retry = max(1, math.ceil(seconds))
+    return Hold(
+        reason, seconds, _refusal("outcome-unknown", operation, "It is being settled.", retry)
+    )
+
+
+def _person(operation: Operation, blocked_by: str, detail: str) -> Refuse:
+    return Refuse(
+        f"a person must decide: {blocked_by}",
+        _refusal("outcome-unresolved", operation, detail),
+        blocked_by=blocked_by,
+    )
+
+
+def _refusal(
+    code: str, operation: Operation, detail: str, retry_after: int | None = None
+) -> Refusal:
+    return Refusal(
+        code,
+        detail,
+        operation=operation.key,
+        state=str(operation.state),
+        external_id=operation.outcome.external_id if operation.outcome else None,
+        retry_after=retry_after,
+    )

@@ -1,0 +1,211 @@
+"""Who makes a call: run, step and operation id, found in the places DESIGN allows, and their text
+in an operation key.
+
+Two identities never share a key: nothing is normalised, what a key cannot hold is percent-encoded,
+and what is too long ends in a digest. A call that names two runs, or a name that is not readable
+text, is refused; there is no silent default for any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+from proxy.core.model import Headers, Identity
+
+RUN_HEADER: Final = "x-run-id"
+STEP_HEADER: Final = "x-step-id"
+OPERATION_HEADER: Final = "x-operation-id"
+
+IDENTITY_HEADERS: Final = frozenset({RUN_HEADER, STEP_HEADER, OPERATION_HEADER})
+"""Lower-case names of the fields that are not sent upstream (baggage: see ``strip_baggage``)."""
+
+RUN_MEMBER: Final = "run.id"
+STEP_MEMBER: Final = "step.id"
+
+NOT_NAMED: Final = frozenset({"", "-"})  # `http://RUN:-@...`: the place is there, the name is not
+DERIVED_STEP: Final = "~"  # `--step auto`: the step is derived from the canonical body
+
+PART_LIMIT: Final = (
+    200  # characters of one key part: three of them fit a header line of 8 kB easily
+)
+PART_HEAD: Final = 40  # enough of a long name for a person to recognise it in a list
+
+# All of printable ASCII except space, `/` (separates parts) and `%` (encodes).
+_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "/%")
+# A short name that looks like a shortened one is shortened too, or the two could be one text.
+_SHORTENED: Final = re.compile(rf".{{{PART_HEAD - 2},{PART_HEAD}}}~[0-9a-f]{{64}}", re.DOTALL)
+_BROKEN_ESCAPE: Final = re.compile(r"%.?\Z")
+
+
+class BadIdentity(Exception):
+    """A call names itself in a way that cannot be used. ``detail`` says what and where, and what to
+    do; it never repeats the names."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the front door saw, undecoded: text is UTF-8 with ``surrogateescape``, as in Headers.
+
+    ``credential``: user and password of the proxy's Basic credential, split at the first colon.
+    ``path``: RUN and STEP of a gateway path ``/as/RUN/STEP/via/...``. ``baggage``: all its fields,
+    joined with commas. ``tokens``: run tokens are in use, so that a password is ``STEP:TOKEN``.
+    """
+
+    credential: tuple[str, str] | None = None
+    run: str | None = None
+    step: str | None = None
+    operation_id: str | None = None
+    baggage: str | None = None
+    path: tuple[str, str] | None = None
+    tokens: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        headers: Headers,
+        *,
+        credential: tuple[str, str] | None = None,
+        path: tuple[str, str] | None = None,
+        tokens: bool = False,
+    ) -> Sources:
+        """The sources in these header fields. Raises BadIdentity if a field comes twice with
+        different values."""
+        return cls(
+            credential=credential,
+            run=_single(headers, RUN_HEADER),
+            step=_single(headers, STEP_HEADER),
+            operation_id=_single(headers, OPERATION_HEADER),
+            baggage=",".join(v for k, v in headers if k.lower() == "baggage") or None,
+            path=path,
+            tokens=tokens,
+        )
+
+    @property
+    def password_step(self) -> str | None:
+        """The step in the credential's password."""
+        if self.credential is None:
+            return None
+        password = self.credential[1]
+        return password.partition(":")[0] if self.tokens else password
+
+    @property
+    def token(self) -> str | None:
+        """The run token in the credential's password, percent-decoded; None if there is none."""
+        if self.credential is None or not self.tokens:
+            return None
+        return _decode(self.credential[1].partition(":")[2], "the run token")
+
+
+def identify(sources: Sources) -> Identity:
+    """The identity that these sources name. Raises BadIdentity."""
+    members = dict(_baggage_identity(sources.baggage))
+    return Identity(
+        run=_run(sources, members),
+        step=_first(
+            ("the step in X-Step-Id", sources.step),
+            ("the step in baggage", members.get(STEP_MEMBER)),
+            ("the step in the path", sources.path[1] if sources.path else None),
+            ("the step in the proxy credential", sources.password_step),
+        ),
+        operation_id=_first(("the operation id in X-Operation-Id", sources.operation_id)),
+    )
+
+
+def encode_part(text: str) -> str:
+    """``text`` as one part of an operation key: printable ASCII without space and ``/``.
+
+    Injective: other texts give other parts. Over 200 characters it is the first 40 (fewer where an
+    escape would be cut), ``~`` and the SHA-256 of the text.
+    """
+    part = quote(text, safe=_SAFE, errors="surrogateescape")
+    if len(part) <= PART_LIMIT and not _SHORTENED.fullmatch(part):
+        return part
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{_BROKEN_ESCAPE.sub('', part[:PART_HEAD])}~{digest}"
+
+
+def strip_baggage(value: str) -> str | None:
+    """``value`` without the members that name run and step, all else byte-exact; None if empty."""
+    kept = [
+        member
+        for member in value.split(",")
+        if _member_name(member) not in (RUN_MEMBER, STEP_MEMBER)
+    ]
+    rest = ",".join(kept)
+    return rest if rest.strip(" \t,") else None
+
+
+def _run(sources: Sources, members: dict[str, str]) -> str | None:
+    named = [
+        (where, text)
+        for where, raw in (
+            ("X-Run-Id", sources.run),
+            ("baggage", members.get(RUN_MEMBER)),
+            ("the path", sources.path[0] if sources.path else None),
+            ("the proxy credential", sources.credential[0] if sources.credential else None),
+        )
+        if (text := _decode(raw, f"the run in {where}")) is not None
+    ]
+    for where, text in named[1:]:
+        if text != named[0][1]:
+            raise BadIdentity(
+                f"{named[0][0]} and {where} name different runs: name the same run in both, "
+                f"or in one of them only"
+            )
+    return named[0][1] if named else None
+
+
+def _first(*places: tuple[str, str | None]) -> str | None:
+    for what, raw in places:
+        text = _decode(raw, what)
+        if text is not None:
+            return text
+    return None
+
+
+def _decode(raw: str | None, what: str) -> str | None:
+    """``raw`` percent-decoded once; None if it names nothing."""
+    if raw is None or raw in NOT_NAMED:
+        return None
+    try:
+        text = unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8")
+    except UnicodeError:
+        raise BadIdentity(
+            f"{what} is not UTF-8 once percent-decoded: percent-encode its UTF-8 bytes"
+        ) from None
+    if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
+        raise BadIdentity(f"{what} has control characters: use printable text")
+    return None if text in NOT_NAMED else text
+
+
+def _single(headers: Headers, name: str) -> str | None:
+    values = {value for key, value in headers if key.lower() == name}
+    if len(values) > 1:
+        raise BadIdentity(f"{name} comes {len(values)} times with different values: send it once")
+    return values.pop() if values else None
+
+
+def _baggage_identity(baggage: str | None) -> Iterator[tuple[str, str]]:
+    """The raw values of the members that name run and step."""
+    seen: dict[str, str] = {}
+    for member in (baggage or "").split(","):
+        name = _member_name(member)
+        if name not in (RUN_MEMBER, STEP_MEMBER):
+            continue
+        value = member.partition("=")[2].partition(";")[0].strip(" \t")
+        if seen.setdefault(name, value) != value:
+            raise BadIdentity(f"baggage has {name} twice with different values: send it once")
+        yield name, value
+
+
+def _member_name(member: str) -> str:
+    return member.partition("=")[0].strip(" \t") if "=" in member else ""

@@ -1,0 +1,406 @@
+"""Which endpoint of which rule a request belongs to.
+
+Services are found by host through an index, so that the number of rule files costs nothing: the
+exact name first, then ``*.name`` and names with ``{x}`` by the longest ending, then ``*``. In a
+service the first endpoint in file order wins.
+
+The path is matched on a copy that is percent-decoded once; what is forwarded is never touched. A
+spelling that servers read in two ways must not slip past a rule: doubled and encoded slashes are
+tried in both readings, and dot segments, backslashes and NUL on a ruled host are a BadPath. A body
+that cannot be read matches no endpoint that looks into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from urllib.parse import unquote
+
+from proxy.core import graphql
+from proxy.core.conditions import Condition
+from proxy.core.model import Request
+from proxy.core.rules import Endpoint, Service
+from proxy.core.templates import ValueMissing
+from proxy.core.views import BodyMissing, RequestView
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that read unless a rule says otherwise; every other one writes."""
+
+OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+DEFAULT_PORTS = (80, 443)
+
+
+class BadPath(Exception):
+    """A path on a ruled host that servers read in two ways; str() is the detail of a 400."""
+
+
+def effective_method(request: Request) -> str:
+    """The method, or the one an override header names. An override that would make a read of a
+    write is not believed, because a server that ignores it writes."""
+    method = request.method.upper()
+    for name in OVERRIDES:
+        override = (request.header(name) or "").strip().upper()
+        if override and override not in READS:
+            return override
+    return method
+
+
+# Hosts
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """``name``, ``name:port``, ``*.name``, ``{bucket}.s3.amazonaws.com`` or ``*``. ``labels``: the
+    name split at its dots; None stands for ``*`` in front, a pair for ``{x}``."""
+
+    text: str
+    labels: tuple[str | tuple[str] | None, ...]
+    port: int | None = None  # None: 80 and 443; of ``*`` any
+
+    @property
+    def everywhere(self) -> bool:
+        return self.labels == (None,)
+
+    @property
+    def ending(self) -> tuple[str, ...]:
+        """The labels behind the last variable one: what the index knows it by."""
+        labels: list[str] = []
+        for label in reversed(self.labels):
+            if not isinstance(label, str):
+                break
+            labels.insert(0, label)
+        return tuple(labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(label[0] for label in self.labels if isinstance(label, tuple))
+
+    def params(self, labels: Sequence[str], port: int) -> dict[str, str] | None:
+        """The values of ``{x}`` if it is this host, else None."""
+        if self.everywhere:
+            return {}
+        if port != self.port if self.port is not None else port not in DEFAULT_PORTS:
+            return None
+        pattern = self.labels
+        if pattern[0] is None:
+            pattern = pattern[1:]
+            if len(labels) <= len(pattern):
+                return None
+            labels = labels[-len(pattern) :]
+        if len(labels) != len(pattern):
+            return None
+        found: dict[str, str] = {}
+        for wanted, label in zip(pattern, labels, strict=True):
+            if isinstance(wanted, tuple):
+                found[wanted[0]] = label
+            elif wanted != label:
+                return None
+        return found
+
+
+# Paths
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """``refunds`` or ``{id}`` or ``{sheet}:append``: text around at most one parameter."""
+
+    prefix: str
+    name: str | None = None
+    suffix: str = ""
+
+    def read(self, text: str, params: dict[str, str]) -> bool:
+        if self.name is None:
+            return text == self.prefix
+        end = len(text) - len(self.suffix)
+        if end <= len(self.prefix):
+            return False
+        if not (text.startswith(self.prefix) and text.endswith(self.suffix)):
+            return False
+        params[self.name] = text[len(self.prefix) : end]
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRpc:
+    method: str
+    tools: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """``method`` may be ``*``. ``rest`` is the parameter of a last ``{x+}``, which takes one or
+    more segments. ``head`` looks at query and headers, ``body`` into the body."""
+
+    text: str
+    method: str
+    segments: tuple[Segment, ...]
+    rest: str | None = None
+    head: Condition | None = None
+    body: Condition | None = None
+    graphql: str | None = None
+    jsonrpc: JsonRpc | None = None
+
+    @property
+    def needs_body(self) -> bool:
+        return bool(self.body or self.graphql or self.jsonrpc)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        inside = tuple(s.name for s in self.segments if s.name is not None)
+        return inside if self.rest is None else (*inside, self.rest)
+
+    def read(self, request: Request) -> dict[str, str] | None:
+        """The parameters in the path if it fits, in any reading of it; else None."""
+        for segments in readings(request.path):
+            params = self.params(segments)
+            if params is not None:
+                return params
+        return None
+
+    def params(self, segments: Sequence[str]) -> dict[str, str] | None:
+        count = len(self.segments)
+        if len(segments) != count if self.rest is None else len(segments) <= count:
+            return None
+        params: dict[str, str] = {}
+        for pattern, text in zip(self.segments, segments, strict=False):
+            if not pattern.read(text, params):
+                return None
+        if self.rest is not None:
+            params[self.rest] = "/".join(segments[count:])
+            if not params[self.rest]:
+                return None
+        return params
+
+    def fits_head(self, view: RequestView) -> bool:
+        return self.head is None or _holds(self.head, view)
+
+    def fits_body(self, view: RequestView) -> bool:
+        try:
+            if self.body is not None and not _body_holds(self.body, view):
+                return False
+            if self.graphql is not None and not graphql.calls(view.get("body"), self.graphql):
+                return False
+            return self.jsonrpc is None or _calls(view, self.jsonrpc)
+        except BodyMissing:
+            return False
+
+
+def _body_holds(condition: Condition, view: RequestView) -> bool:
+    """A batch (a list of calls) or plain text has no members: a rule that says what a member is
+    not would take it for harmless, so only one that looks for a list's elements sees it."""
+    if isinstance(view.get("body"), dict):
+        return _holds(condition, view)
+    steps = [check.path.steps[:1] for check in condition.checks]
+    return not any(step and isinstance(step[0], str) for step in steps) and _holds(condition, view)
+
+
+def _holds(condition: Condition, view: RequestView) -> bool:
+    try:
+        return condition.holds(view)
+    except (BodyMissing, ValueMissing):
+        return False
+
+
+def _calls(view: RequestView, wanted: JsonRpc) -> bool:
+    if view.get("body.method") != wanted.method:
+        return False
+    return not wanted.tools or view.get("body.params.name") in wanted.tools
+
+
+def readings(path: str) -> Iterator[list[str]]:
+    """The decoded segments of a path; then, where they differ, as a server reads it that decodes
+    slashes and merges doubled ones."""
+    segments = path.removeprefix("/").split("/") if path.startswith("/") else [path]
+    if "%" in path:
+        segments = [unquote(each, errors="surrogateescape") for each in segments]
+    if segments == [""]:
+        segments = []
+    yield segments
+    merged = [piece for each in segments for piece in each.split("/") if piece]
+    if merged != segments:
+        yield merged
+
+
+def _check_path(path: str) -> None:
+    for segments in readings(path):
+        for segment in segments:
+            if segment.partition(";")[0] in (".", ".."):
+                raise BadPath("the path has a dot segment; write the path it leads to")
+            if "\\" in segment or "\0" in segment:
+                raise BadPath("the path has a backslash or a NUL; this host has rules by path")
+
+
+# The set
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """``params``: of host and path. ``view``: the request under them, its body parsed if it was."""
+
+    endpoint: Endpoint
+    params: Mapping[str, str]
+    view: RequestView
+
+
+_Entry = tuple[int, Endpoint, Match]  # the number is the place in file order
+
+
+class _Table:
+    """The endpoints of a service for one method, by what can be looked up at once: fixed paths by
+    themselves, paths with ``{x}`` by their length; those with ``{x+}`` are all tried."""
+
+    __slots__ = ("_fixed", "_lengths", "_rests")
+
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        self._fixed: dict[tuple[str, ...], list[_Entry]] = {}
+        self._lengths: dict[int, list[_Entry]] = {}
+        self._rests: list[_Entry] = []
+        for entry in entries:
+            match = entry[2]
+            if match.rest is not None:
+                self._rests.append(entry)
+            elif match.names:
+                self._lengths.setdefault(len(match.segments), []).append(entry)
+            else:
+                path = tuple(segment.prefix for segment in match.segments)
+                self._fixed.setdefault(path, []).append(entry)
+
+    def candidates(self, segments: Sequence[str]) -> Iterable[_Entry]:
+        """In file order."""
+        fixed = self._fixed.get(tuple(segments), ())
+        lengths = self._lengths.get(len(segments), ())
+        if not self._rests and not fixed:
+            return lengths
+        return sorted((*fixed, *lengths, *self._rests), key=itemgetter(0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """One host pattern and its service's endpoints by method."""
+
+    pattern: HostPattern
+    methods: Mapping[str, _Table]
+
+    def candidates(self, method: str, segments: Sequence[str]) -> Iterable[_Entry]:
+        table = self.methods.get(method) or self.methods["*"]
+        return table.candidates(segments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    endpoint: Endpoint
+    match: Match
+    view: RequestView
+
+
+class RuleSet:
+    """All rules in force. Immutable; a reload makes another. ``warnings`` are for people."""
+
+    def __init__(self, services: Sequence[Service], warnings: Sequence[str] = ()) -> None:
+        self.services = tuple(services)
+        self.warnings = tuple(warnings)
+        self._by_ending: dict[tuple[str, ...], list[_Index]] = {}
+        self._by_name: dict[tuple[str, str], Endpoint] = {}
+        self._hosts: dict[str, tuple[HostPattern, ...]] = {}
+        digest = hashlib.sha256()
+        for service in self.services:
+            self._add(service)
+            for endpoint in service.endpoints:
+                digest.update(f"{endpoint.title} {endpoint.digest}\n".encode())
+        self.digest = digest.hexdigest()
+
+    def _add(self, service: Service) -> None:
+        self._hosts[service.name] = tuple(sorted(service.hosts, key=_distance))
+        methods = _by_method(service.endpoints)
+        for pattern in service.hosts:
+            entries = self._by_ending.setdefault(pattern.ending, [])
+            entries.append(_Index(pattern, methods))
+            entries.sort(key=lambda each: _distance(each.pattern))
+        for endpoint in service.endpoints:
+            self._by_name[service.name, endpoint.name] = endpoint
+            for name in endpoint.was:
+                self._by_name.setdefault((service.name, name), endpoint)
+
+    def match(self, request: Request) -> Matched | None:
+        """The endpoint of a request, or None. Raises BadPath."""
+        found = list(self._hosts_of(request.host, request.port))
+        if any(not index.pattern.everywhere for index, _ in found):
+            _check_path(request.path)
+        for each in self._candidates(request, found):
+            if not each.match.needs_body or each.match.fits_body(each.view):
+                return Matched(each.endpoint, each.view.params, each.view)
+        return None
+
+    def needs_body(self, request: Request) -> bool:
+        """Whether ``match`` may look into the body; host, method, path and headers are enough to
+        ask."""
+        for each in self._candidates(request, self._hosts_of(request.host, request.port)):
+            return each.match.needs_body
+        return False
+
+    def params(self, endpoint: Endpoint, request: Request) -> dict[str, str] | None:
+        """The parameters of a stored request under an endpoint; None if they no longer fit."""
+        if endpoint.match is None:
+            return None
+        inside = endpoint.match.read(request)
+        if inside is None:
+            return None
+        labels = request.host.split(".")
+        for pattern in self._hosts.get(endpoint.service, ()):
+            outside = pattern.params(labels, request.port)
+            if outside is not None:
+                return {**outside, **inside}
+        return None
+
+    def knows_host(self, host: str, port: int) -> bool:
+        """Whether a rule names this host; one for any host does not."""
+        return any(not index.pattern.everywhere for index, _ in self._hosts_of(host, port))
+
+    def endpoint(self, service: str, name: str) -> Endpoint | None:
+        """By its name or an earlier one (``was``)."""
+        return self._by_name.get((service, name))
+
+    def _hosts_of(self, host: str, port: int) -> Iterator[tuple[_Index, dict[str, str]]]:
+        labels = host.split(".")
+        for start in range(len(labels) + 1):
+            for index in self._by_ending.get(tuple(labels[start:]), ()):
+                params = index.pattern.params(labels, port)
+                if params is not None:
+                    yield index, params
+
+    def _candidates(
+        self, request: Request, hosts: Iterable[tuple[_Index, dict[str, str]]]
+    ) -> Iterator[_Candidate]:
+        """Endpoints that fit in all but the body, in the order in which they are asked."""
+        method = effective_method(request)
+        paths = list(readings(request.path))
+        view = RequestView(request)
+        for index, outside in hosts:
+            for segments in paths:
+                for _, endpoint, match in index.candidates(method, segments):
+                    inside = match.params(segments)
+                    if inside is None:
+                        continue
+                    params = {**outside, **inside}
+                    bound = view.with_params(params) if params else view
+                    if match.fits_head(bound):
+                        yield _Candidate(endpoint, match, bound)
+
+
+def _distance(pattern: HostPattern) -> tuple[int, bool, int]:
+    """How closely a pattern describes a host: the longer its fixed ending the closer, then names
+    before ``{x}`` before ``*``."""
+    return -len(pattern.ending), None in pattern.labels, len(pattern.names)
+
+
+def _by_method(endpoints: Sequence[Endpoint]) -> dict[str, _Table]:
+    """A table for each method; an endpoint for any method stands in every one."""
+    entries = [(i, e, e.match) for i, e in enumerate(endpoints) if e.match is not None]
+    named = {match.method for _, _, match in entries} | {"*"}
+    return {
+        method: _Table(entry for entry in entries if entry[2].method in (method, "*"))
+        for method in named
+    }

@@ -1,0 +1,152 @@
+"""The frozen nouns of the domain: requests, answers, identities, and how one send ended."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+Headers = tuple[tuple[str, str], ...]
+"""Header fields in wire order; spelling, order and duplicates kept. Values are text decoded as
+UTF-8 with ``surrogateescape``, so that encoding them the same way gives the received bytes back."""
+
+
+class Spool(Protocol):
+    """A body too large for memory, kept in an unnamed file that vanishes with its last reference."""
+
+    def chunks(self) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The bytes of a message: in ``data``, or, when larger than memory should hold, in ``spool``."""
+
+    size: int
+    sha256: str
+    data: bytes | None
+    spool: Spool | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, data: bytes) -> Body:
+        return cls(len(data), hashlib.sha256(data).hexdigest(), data)
+
+
+EMPTY = Body.of(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An HTTP request by its meaning; where and how it arrived is already gone.
+
+    ``host`` is lower case without brackets or trailing dot; ``target`` is the raw path and query,
+    byte-exact; ``headers`` are end-to-end fields only, without identity fields and ``Host``.
+    """
+
+    method: str
+    scheme: str
+    host: str
+    port: int
+    target: str
+    headers: Headers
+    body: Body = EMPTY
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = {"http": 80, "https": 443}.get(self.scheme)
+        return host if self.port == default else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> str:
+        return self.target.partition("?")[2]
+
+    def header(self, name: str) -> str | None:
+        return header(self.headers, name)
+
+    def with_(
+        self,
+        *,
+        target: str | None = None,
+        headers: Headers | None = None,
+        body: Body | None = None,
+    ) -> Request:
+        return replace(
+            self,
+            target=self.target if target is None else target,
+            headers=self.headers if headers is None else headers,
+            body=self.body if body is None else body,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer as it goes to a caller. ``body`` is None where it is no longer kept."""
+
+    status: int
+    reason: str
+    headers: Headers
+    body: Body | None
+
+    def header(self, name: str) -> str | None:
+        return header(self.headers, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who makes a call. None means "not named"; step ``~`` means "derive it from the body"."""
+
+    run: str | None = None
+    step: str | None = None
+    operation_id: str | None = None
+
+
+# How one send ended. "Provably not sent" and "maybe sent" are different types on purpose: the whole
+# product hangs on that difference.
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """No byte of the request was handed to the transport."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Bytes may have left, and no whole answer came back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer came. ``complete`` is False when its body broke off before its declared end."""
+
+    answer: Answer
+    complete: bool = True
+
+
+SendResult = NotSent | Lost | Answered
+
+
+def header(headers: Iterable[tuple[str, str]], name: str) -> str | None:
+    """The first field of that name, or None."""
+    wanted = name.lower()
+    for key, value in headers:
+        if key.lower() == wanted:
+            return value
+    return None
+
+
+def without(headers: Headers, names: Iterable[str]) -> Headers:
+    gone = {name.lower() for name in names}
+    return tuple(pair for pair in headers if pair[0].lower() not in gone)

@@ -1,0 +1,446 @@
+"""The life of one operation: states, events, and the table that says which event may follow which.
+
+An *operation* is one intended external effect. It is never in a state because somebody set one: its
+state is a fold over its attempts, and an attempt's end is a fact that one event reports. That is what
+keeps a later attempt's refusal from closing an operation whose earlier attempt may still have had
+its effect.
+
+Everything that changes an operation is in this file, and this file does not know how requests are
+sent, who asks, or what time it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+class State(enum.StrEnum):
+    AWAITING_APPROVAL = "awaiting_approval"  # nothing sent: a person must allow it
+    IN_FLIGHT = "in_flight"  # the intent is durable; it may have been sent
+    UNKNOWN = "unknown"  # it may have had its effect, and nothing has told us yet
+    NOT_APPLIED = "not_applied"  # known to have had no effect: free to be sent
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # the API rejected it, or a person gave it up: no effect
+
+
+class Kind(enum.StrEnum):
+    """Event types, in the past tense; history, log, console and tests use these words."""
+
+    ATTEMPT_STARTED = "AttemptStarted"
+    ATTEMPT_NOT_SENT = "AttemptNotSent"
+    ATTEMPT_LOST = "AttemptLost"
+    OUTCOME_RECORDED = "OutcomeRecorded"
+    EFFECT_FOUND = "EffectFound"
+    EFFECT_ABSENT = "EffectAbsent"
+    EFFECT_AMBIGUOUS = "EffectAmbiguous"
+    LOOKUP_INCONCLUSIVE = "LookupInconclusive"
+    APPROVAL_REQUESTED = "ApprovalRequested"
+    OPERATOR_RESOLVED = "OperatorResolved"
+    # Facts worth keeping that move nothing:
+    ANSWER_DELIVERED = "AnswerDelivered"
+    REPLAYED = "Replayed"
+    COALESCED = "Coalesced"
+    DRIFTED = "Drifted"
+    CREDENTIAL_CHANGED = "CredentialChanged"
+    AUTHORITY_REFUSED = "AuthorityRefused"
+    FOREIGN_EFFECT = "ForeignEffect"
+    EFFECT_CONFLICT = "EffectConflict"
+    SHARED_EFFECT = "SharedEffect"
+    OBSERVED = "Observed"
+
+
+class End(enum.StrEnum):
+    """How one attempt ended; an attempt without one is still open."""
+
+    NOT_SENT = "not_sent"  # no byte left
+    NOT_APPLIED = "not_applied"  # the API did not look at it (401, 429 ...)
+    REJECTED = "rejected"  # the API looked at it and refused; no effect
+    SUCCEEDED = "succeeded"
+    UNKNOWN = "unknown"  # maybe sent, or an answer that decides nothing
+    ABSENT = "absent"  # was unknown; a lookup or a person says it had no effect
+
+
+UNDECIDED = (None, End.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    kind: Kind
+    at: float  # seconds since the epoch, by the wall clock
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One send. ``keyed``: it carried the intent's upstream key. ``credentialed``: it carried a
+    credential, so that a later lookup needs one too."""
+
+    number: int
+    started_at: float
+    keyed: bool
+    credentialed: bool
+    end: End | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    status: int | None = None
+
+    @property
+    def maybe_sent(self) -> bool:
+        return self.end is not End.NOT_SENT
+
+    @property
+    def undecided(self) -> bool:
+        return self.end in UNDECIDED
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What a re-send or lookup uses: never derived again. The request itself is sealed content."""
+
+    fingerprint: str
+    core_fingerprint: str  # the same without the endpoint's ``wording`` fields
+    rule_digest: str = ""
+    upstream_key: str | None = None
+    key_place: tuple[str, str] | None = None  # (place, name)
+    key_version: int = 1  # the version whose key text this is
+    key_secret: str | None = None  # id of the secret that made it
+    marker: str | None = None
+    marker_place: tuple[str, str] | None = None
+    valid_for: float | None = None
+    keeps: str = "unstated"
+    account: str | None = None  # keyed digest
+    credential: str | None = None  # keyed digest of the whole credential; a change is recorded
+    body_sha256: str = ""
+    body_size: int = 0
+    body_kept: bool = True
+    epoch: int = 1
+    mode: str = "enforce"
+    idempotent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The recorded end. ``how``: answered | found | resolved. The answer's bytes are sealed content;
+    ``kept`` is False where they are not there (``store: meta``, too large, pruned, broken off)."""
+
+    succeeded: bool
+    how: str
+    status: int | None
+    external_id: str | None
+    at: float
+    attempt: int | None = None
+    kept: bool = True
+    accepted: bool = False
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    run: str
+    step: str
+    name: str  # SERVICE.ENDPOINT with :X-Operation-Id or ~digest; already encoded
+    version: int
+    service: str
+    endpoint: str
+    method: str
+    url: str  # credentials in the query are masked
+    intent: Intent
+    created_at: float
+    updated_at: float
+    state: State | None = None  # None only before the first event
+    blocked_by: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    outcome: Outcome | None = None
+    delivered_epoch: int | None = None  # newest epoch in which a caller got the answer
+    caller_key: str | None = None  # keyed digest of a business key the caller sent
+    revision: int = 0  # of the stored row; 0 = not stored yet
+
+    @property
+    def base(self) -> str:
+        return f"{self.run}/{self.step}/{self.name}"
+
+    @property
+    def key(self) -> str:
+        """RUN/STEP/OPERATION/vN, the operation key; its parts are already percent-encoded."""
+        return f"{self.base}/v{self.version}"
+
+    @property
+    def undecided(self) -> bool:
+        return any(attempt.undecided for attempt in self.attempts)
+
+    @property
+    def ever_left(self) -> bool:
+        return any(attempt.maybe_sent for attempt in self.attempts)
+
+    @property
+    def first_maybe_sent_at(self) -> float | None:
+        return min((a.started_at for a in self.attempts if a.maybe_sent), default=None)
+
+    @property
+    def last(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+
+class IllegalTransition(Exception):
+    """An event that the table does not allow. The operation is left as it was."""
+
+
+S = State
+K = Kind
+
+# (state before, event) -> the states that may follow. What follows within the set is computed from
+# the attempts alone (``_fold``). A pair that is not here is a bug in whoever produced the event.
+TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
+    (None, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (None, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
+    (S.AWAITING_APPROVAL, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (S.NOT_APPLIED, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (S.NOT_APPLIED, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
+    (S.UNKNOWN, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (S.IN_FLIGHT, K.ATTEMPT_NOT_SENT): frozenset({S.NOT_APPLIED, S.UNKNOWN}),
+    (S.IN_FLIGHT, K.ATTEMPT_LOST): frozenset({S.UNKNOWN}),
+    (S.IN_FLIGHT, K.OUTCOME_RECORDED): frozenset(
+        {S.SUCCEEDED, S.FAILED, S.NOT_APPLIED, S.UNKNOWN}
+    ),
+    (S.UNKNOWN, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.UNKNOWN}),  # a late answer
+    (S.UNKNOWN, K.EFFECT_FOUND): frozenset({S.SUCCEEDED, S.FAILED}),
+    (S.UNKNOWN, K.EFFECT_ABSENT): frozenset({S.NOT_APPLIED, S.UNKNOWN}),
+    (S.UNKNOWN, K.EFFECT_AMBIGUOUS): frozenset({S.UNKNOWN}),
+    (S.UNKNOWN, K.LOOKUP_INCONCLUSIVE): frozenset({S.UNKNOWN}),
+    (S.UNKNOWN, K.OPERATOR_RESOLVED): frozenset({S.SUCCEEDED, S.NOT_APPLIED, S.FAILED}),
+    (S.NOT_APPLIED, K.OPERATOR_RESOLVED): frozenset({S.FAILED}),  # abandoned
+    # A late success closes whatever a lookup or a person said before it: what happened, happened.
+    (S.FAILED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.FAILED}),
+    (S.NOT_APPLIED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.NOT_APPLIED}),
+    (S.SUCCEEDED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED}),
+}
+
+NOTES = frozenset(
+    {
+        K.ANSWER_DELIVERED,
+        K.REPLAYED,
+        K.COALESCED,
+        K.DRIFTED,
+        K.CREDENTIAL_CHANGED,
+        K.AUTHORITY_REFUSED,
+        K.FOREIGN_EFFECT,
+        K.EFFECT_CONFLICT,
+        K.SHARED_EFFECT,
+        K.OBSERVED,
+    }
+)
+"""Events that may follow any state and leave it."""
+
+
+def evolve(operation: Operation, event: Event) -> Operation:
+    """The operation after an event. Raises IllegalTransition for a pair the table does not hold."""
+    if event.kind in NOTES:
+        if operation.state is None:
+            raise IllegalTransition(f"{event.kind} before the operation's first event")
+        return _note(operation, event)
+    allowed = TRANSITIONS.get((operation.state, event.kind))
+    if allowed is None:
+        raise IllegalTransition(f"{event.kind} while {operation.state or 'new'}: {operation.key}")
+    after = _APPLY[event.kind](operation, event)
+    if after.state not in allowed:
+        raise IllegalTransition(
+            f"{event.kind} would lead from {operation.state or 'new'} to {after.state}: {after.key}"
+        )
+    return replace(after, updated_at=max(after.updated_at, event.at))
+
+
+def evolve_all(operation: Operation, events: tuple[Event, ...] | list[Event]) -> Operation:
+    for event in events:
+        operation = evolve(operation, event)
+    return operation
+
+
+def _fold(operation: Operation, blocked_by: str | None = None) -> Operation:
+    """The state that the attempts add up to."""
+    attempts = operation.attempts
+    outcome = operation.outcome
+    if any(a.end is End.SUCCEEDED for a in attempts):
+        state = State.SUCCEEDED
+    elif any(a.end is None for a in attempts):
+        state = State.IN_FLIGHT
+    elif any(a.end is End.UNKNOWN for a in attempts):
+        state = State.UNKNOWN
+    elif attempts and attempts[-1].end is End.REJECTED:
+        state = State.FAILED
+    else:
+        state = State.NOT_APPLIED
+    if state in (State.IN_FLIGHT, State.UNKNOWN, State.NOT_APPLIED):
+        outcome = None
+    blocked = blocked_by if state is State.UNKNOWN else None
+    return replace(operation, state=state, outcome=outcome, blocked_by=blocked)
+
+
+def _end(operation: Operation, number: int, end: End, event: Event) -> tuple[Attempt, ...]:
+    if not any(a.number == number for a in operation.attempts):
+        raise IllegalTransition(f"{event.kind} for attempt {number}, which never started")
+    return tuple(
+        replace(
+            a,
+            end=end,
+            ended_at=event.at,
+            reason=str(event.data.get("reason", "")),
+            status=event.data.get("status"),
+        )
+        if a.number == number
+        else a
+        for a in operation.attempts
+    )
+
+
+def _decided(attempts: tuple[Attempt, ...], end: End, at: float) -> tuple[Attempt, ...]:
+    return tuple(replace(a, end=end, ended_at=at) if a.undecided else a for a in attempts)
+
+
+def _started(operation: Operation, event: Event) -> Operation:
+    number = event.data["attempt"]
+    if number != len(operation.attempts) + 1:
+        raise IllegalTransition(f"attempt {number} after {len(operation.attempts)} attempts")
+    attempt = Attempt(
+        number=number,
+        started_at=event.at,
+        keyed=bool(event.data.get("keyed", False)),
+        credentialed=bool(event.data.get("credentialed", False)),
+    )
+    return _fold(replace(operation, attempts=(*operation.attempts, attempt)))
+
+
+def _not_sent(operation: Operation, event: Event) -> Operation:
+    attempts = _end(operation, event.data["attempt"], End.NOT_SENT, event)
+    return _fold(replace(operation, attempts=attempts), operation.blocked_by)
+
+
+def _lost(operation: Operation, event: Event) -> Operation:
+    attempts = _end(operation, event.data["attempt"], End.UNKNOWN, event)
+    return _fold(replace(operation, attempts=attempts), event.data.get("blocked_by"))
+
+
+def _outcome(operation: Operation, event: Event) -> Operation:
+    """``verdict``: succeeded | rejected | not_applied | unknown. ``conclusive``: a rejection under
+    the same key that is the API's recorded answer, so that it speaks for the earlier attempts."""
+    data = event.data
+    verdict = End(data["verdict"])
+    attempts = operation.attempts
+    closed = operation.state in (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
+    if closed and verdict is not End.SUCCEEDED:
+        return operation  # a late negative answer is history, not news
+    if closed and operation.state is State.SUCCEEDED:
+        return operation
+    attempts = _end(operation, data["attempt"], verdict, event)
+    if verdict is End.SUCCEEDED or data.get("conclusive"):
+        attempts = _decided(attempts, End.ABSENT, event.at)
+    after = replace(operation, attempts=attempts)
+    if verdict in (End.SUCCEEDED, End.REJECTED):
+        after = replace(
+            after,
+            outcome=Outcome(
+                succeeded=verdict is End.SUCCEEDED,
+                how="answered",
+                status=data.get("status"),
+                external_id=data.get("external_id"),
+                at=event.at,
+                attempt=data["attempt"],
+                kept=bool(data.get("kept", True)),
+                accepted=bool(data.get("accepted", False)),
+            ),
+            delivered_epoch=None,
+        )
+    return _fold(after, data.get("blocked_by") or operation.blocked_by)
+
+
+def _found(operation: Operation, event: Event) -> Operation:
+    data = event.data
+    succeeded = bool(data.get("succeeded", True))
+    undecided = [a.number for a in operation.attempts if a.undecided]
+    last = undecided[-1] if undecided else None
+    attempts = tuple(
+        replace(a, end=End.SUCCEEDED if succeeded else End.REJECTED)
+        if a.number == last
+        else replace(a, end=End.ABSENT)
+        if a.undecided
+        else a
+        for a in operation.attempts
+    )
+    outcome = Outcome(
+        succeeded=succeeded,
+        how="found",
+        status=data.get("status"),
+        external_id=data.get("external_id"),
+        at=event.at,
+        attempt=last,
+        kept=bool(data.get("kept", True)),
+    )
+    state = State.SUCCEEDED if succeeded else State.FAILED
+    return replace(operation, attempts=attempts, outcome=outcome, state=state, blocked_by=None)
+
+
+def _absent(operation: Operation, event: Event) -> Operation:
+    if not event.data.get("conclusive"):
+        return replace(operation, blocked_by="lag")
+    return _fold(
+        replace(operation, attempts=_decided(operation.attempts, End.ABSENT, event.at))
+    )
+
+
+def _ambiguous(operation: Operation, event: Event) -> Operation:
+    return replace(operation, blocked_by="ambiguous")
+
+
+def _inconclusive(operation: Operation, event: Event) -> Operation:
+    return replace(operation, blocked_by=event.data["blocked_by"])
+
+
+def _approval_requested(operation: Operation, event: Event) -> Operation:
+    return replace(operation, state=State.AWAITING_APPROVAL)
+
+
+def _resolved(operation: Operation, event: Event) -> Operation:
+    """``as``: happened | did_not_happen | abandoned."""
+    data = event.data
+    what = data["as"]
+    if what == "happened":
+        attempts = _decided(operation.attempts, End.SUCCEEDED, event.at)
+    else:
+        attempts = _decided(operation.attempts, End.ABSENT, event.at)
+    after = replace(operation, attempts=attempts, blocked_by=None)
+    if what == "did_not_happen":
+        return replace(after, state=State.NOT_APPLIED, outcome=None)
+    outcome = Outcome(
+        succeeded=what == "happened",
+        how="resolved",
+        status=data.get("status"),
+        external_id=data.get("external_id"),
+        at=event.at,
+        kept=bool(data.get("kept", False)),
+        abandoned=what == "abandoned",
+    )
+    state = State.SUCCEEDED if what == "happened" else State.FAILED
+    return replace(after, state=state, outcome=outcome)
+
+
+def _note(operation: Operation, event: Event) -> Operation:
+    if event.kind is Kind.ANSWER_DELIVERED:
+        epoch = max(operation.delivered_epoch or 0, event.data["epoch"])
+        return replace(operation, delivered_epoch=epoch)
+    return operation
+
+
+_APPLY = {
+    K.ATTEMPT_STARTED: _started,
+    K.ATTEMPT_NOT_SENT: _not_sent,
+    K.ATTEMPT_LOST: _lost,
+    K.OUTCOME_RECORDED: _outcome,
+    K.EFFECT_FOUND: _found,
+    K.EFFECT_ABSENT: _absent,
+    K.EFFECT_AMBIGUOUS: _ambiguous,
+    K.LOOKUP_INCONCLUSIVE: _inconclusive,
+    K.APPROVAL_REQUESTED: _approval_requested,
+    K.OPERATOR_RESOLVED: _resolved,
+}

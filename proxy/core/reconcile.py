@@ -1,0 +1,357 @@
+"""Asking an API whether an effect exists, page by page, without sending anything.
+
+An ``Inquiry`` is one look: it names the next request, is fed how that ended, and comes to a
+verdict. "None" is the strong word here, because something may be sent again after it: it takes
+every template value, every page a 2xx with a list, and the last page reached. Anything less is
+inconclusive. How long to wait, how many looks must agree and whether the stored request carried the
+marker is for the caller to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from proxy.core.bodies import BodyMissing, dump_json
+from proxy.core.classify import external_id_of
+from proxy.core.model import (
+    EMPTY,
+    Answer,
+    Answered,
+    Body,
+    Headers,
+    NotSent,
+    Request,
+    SendResult,
+    without,
+)
+from proxy.core.pages import Next, NoWayOn, following, more_than_this
+from proxy.core.paths import MISSING, answer_path, walk
+from proxy.core.rules import Endpoint, Lookup
+from proxy.core.splice import CannotSplice, write_member
+from proxy.core.templates import ValueMissing, render_structure
+from proxy.core.values import text_of
+from proxy.core.views import AnswerView, ItemView, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One object. ``failed``: it records a refusal (``found: {failed: ...}``): no effect."""
+
+    external_id: str | None
+    item: Any
+    answer: Answer
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoneFound:
+    """Every page was read and held a list without a match. ``shifting``: pages were counted by
+    offset or number, so that one look alone may have skipped an object."""
+
+    shifting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inconclusive:
+    blocked_by: str  # lag | credentials | no_query | query_failed
+    reason: str
+
+
+LookupVerdict = Found | Several | NoneFound | Inconclusive
+
+DENIED = frozenset({401, 403, 407})
+
+# Of the first request a lookup takes what selects version and account, never what described its
+# body or made it conditional.
+NOT_INHERITED = (
+    "accept",
+    "accept-encoding",
+    "content-encoding",
+    "content-language",
+    "content-length",
+    "content-md5",
+    "content-type",
+    "digest",
+    "expect",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "origin",
+    "prefer",
+    "range",
+    "referer",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+)
+
+INCOMPLETE = ("incomplete_results", "incompleteSearch", "timed_out", "partial", "isError")
+"""Members that are true where an API searched less than it was asked to."""
+
+
+def choose(endpoint: Endpoint, view: RequestView) -> Lookup | None:
+    """The first lookup whose ``when`` holds. A ``when`` that cannot be told is not skipped over,
+    because a later lookup might look in the wrong place: None."""
+    for lookup in endpoint.reconcile:
+        try:
+            if lookup.when is None or lookup.when.holds(view):
+                return lookup
+        except (BodyMissing, ValueMissing):
+            return None
+    return None
+
+
+class Inquiry:
+    """One look. ``request`` as it was sent; ``params`` of its match; ``names``: ``key`` (the text
+    that its marker, else its key, wrote; None if neither went out) and ``sent_at`` (start of the
+    first attempt, float seconds since the epoch)."""
+
+    def __init__(
+        self, lookup: Lookup, request: Request, params: Mapping[str, str], names: Mapping[str, Any]
+    ) -> None:
+        self.lookup = lookup
+        self.names = names
+        self.view = RequestView(request, params)
+        self.pages_read = 0
+        self._hits: list[tuple[Any, Headers]] = []
+        self._step: Request | LookupVerdict = self._first(request)
+
+    def next(self) -> Request | LookupVerdict:
+        """The request to send, without credentials, or the verdict once there is one."""
+        return self._step
+
+    def feed(self, result: SendResult) -> None:
+        """How the request that ``next`` gave ended."""
+        request = self._step
+        if isinstance(request, Request):
+            self._step = self._after(request, result)
+
+    def _first(self, request: Request) -> Request | LookupVerdict:
+        lookup = self.lookup
+        try:
+            target = lookup.target.render(self.view, self.names)
+            if not isinstance(target, str):
+                missing = lookup.target.path.absent(self.view, self.names)
+                return Inconclusive("no_query", f"the lookup needs {missing}")
+            body = EMPTY
+            if lookup.json is not None:
+                structure = render_structure(lookup.json, self.view, self.names)
+                body = Body.of(dump_json(structure).encode())
+            self._check_where()
+        except ValueMissing as error:
+            return Inconclusive("no_query", f"the lookup needs {error}")
+        except BodyMissing as error:
+            return Inconclusive("no_query", f"the stored request: {error}")
+        headers = _inherited(request, lookup)
+        return Request(
+            lookup.method, request.scheme, request.host, request.port, target, headers, body
+        )
+
+    def _check_where(self) -> None:
+        """Values that ``where`` needs are missing before the first answer, not after it."""
+        for check in self.lookup.where.checks if self.lookup.where else ():
+            operands = check.operand if isinstance(check.operand, tuple) else (check.operand,)
+            render_structure(list(operands), self.view, self.names)
+
+    def _after(self, request: Request, result: SendResult) -> Request | LookupVerdict:
+        if not isinstance(result, Answered):
+            how = "not sent" if isinstance(result, NotSent) else "lost"
+            return Inconclusive("query_failed", f"the lookup was {how}: {result.reason}")
+        if not result.complete:
+            return Inconclusive("query_failed", "the answer of the lookup broke off")
+        seen = AnswerView(result.answer, self.lookup.answer_format)
+        try:
+            return self._read(request, seen)
+        except BodyMissing as error:
+            return Inconclusive("query_failed", f"the answer of the lookup: {error}")
+        except ValueMissing as error:
+            return Inconclusive("query_failed", f"in the answer of the lookup {error}")
+        except NoWayOn as error:
+            return self._stopped(str(error))
+
+    def _read(self, request: Request, seen: AnswerView) -> Request | LookupVerdict:
+        status = seen.answer.status
+        if status == 404 and self._one_object:
+            return NoneFound()
+        refused = _refused(seen, self.lookup)
+        if refused is not None:
+            return refused
+        self.pages_read += 1
+        items = self._items(seen)
+        if isinstance(items, Inconclusive):
+            return items
+        for item in items:
+            if self._matches(item, seen.answer.headers):
+                self._hits.append((item, seen.answer.headers))
+        # One hit by marker is enough; by content a second one would make it ambiguous.
+        if self._hits and self.lookup.by == "marker":
+            return self._verdict()
+        return self._go_on(request, seen, items)
+
+    @property
+    def _one_object(self) -> bool:
+        """It reads one object at its own address, so that 404 says "there is none"."""
+        lookup = self.lookup
+        return lookup.items is None and lookup.pages is None and lookup.method != "POST"
+
+    def _items(self, seen: AnswerView) -> list[Any] | Inconclusive:
+        path = self.lookup.items
+        value = seen.body if path is None else walk(seen.body, answer_path(path).steps)
+        where = path or "the answer"
+        if isinstance(value, list):
+            return value
+        if isinstance(value, dict) and self.lookup.pages is None:
+            return [value]
+        return Inconclusive("query_failed", f"{where} holds no list")
+
+    def _matches(self, item: Any, headers: Headers) -> bool:
+        where = self.lookup.where
+        return where is None or where.holds(ItemView(item, headers), self.names, self.view)
+
+    def _go_on(
+        self, request: Request, seen: AnswerView, items: list[Any]
+    ) -> Request | LookupVerdict:
+        pages = self.lookup.pages
+        if pages is None:
+            if more_than_this(seen):
+                return self._stopped("the answer has more pages than the rule reads")
+            return self._verdict()
+        step = following(pages, request, seen, items, in_body=self.lookup.json is not None)
+        if step is None:
+            return self._verdict()
+        if self.pages_read >= pages.max:
+            return self._stopped(f"more than {pages.max} pages")
+        return _stepped(request, step)
+
+    def _stopped(self, reason: str) -> Inconclusive:
+        return Inconclusive("query_failed", f"not all of it could be read: {reason}")
+
+    # verdicts
+
+    def _verdict(self) -> LookupVerdict:
+        hits = _distinct(self._hits, self.lookup.external_id)
+        if not hits:
+            counted = self.lookup.pages is not None and self.lookup.pages.kind in (
+                "offset",
+                "page",
+            )
+            return NoneFound(shifting=counted and self.pages_read > 1)
+        failed = [hit for hit in hits if self._holds(self.lookup.failed, hit)]
+        alive = [hit for hit in hits if hit not in failed]
+        if len(alive) > 1:
+            return Several(len(alive))
+        if not alive:
+            return self._found(failed[-1], failed=True)
+        if self.lookup.succeeded is not None and not self._holds(self.lookup.succeeded, alive[0]):
+            return Inconclusive("lag", "found, but it records neither success nor failure yet")
+        return self._found(alive[0], failed=False)
+
+    def _holds(self, condition: Any, hit: tuple[Any, Headers]) -> bool:
+        return condition is not None and condition.holds(ItemView(*hit), self.names, self.view)
+
+    def _found(self, hit: tuple[Any, Headers], *, failed: bool) -> Found:
+        item, headers = hit
+        answer = build_answer(self.lookup, item, self.view, self.names)
+        built = AnswerView(answer, "json")
+        path = self.lookup.external_id
+        found = external_id_of(path, built)
+        if found is None and path is not None:
+            value = ItemView(item, headers).get(path)
+            found = None if value is MISSING else text_of(value)
+        return Found(found, item, answer, failed)
+
+
+def _inherited(request: Request, lookup: Lookup) -> Headers:
+    gone = NOT_INHERITED if lookup.key_header is None else (*NOT_INHERITED, lookup.key_header)
+    accept = request.header("accept") or "application/json"
+    headers = (*without(request.headers, gone), ("Accept", accept), ("Accept-Encoding", "gzip"))
+    return headers if lookup.json is None else (*headers, ("Content-Type", "application/json"))
+
+
+def _refused(seen: AnswerView, lookup: Lookup) -> Inconclusive | None:
+    """Why this answer is no page of a list, if it is none."""
+    status = seen.answer.status
+    if status in DENIED:
+        blocked_by = "query_failed" if _limited(seen) else "credentials"
+        return Inconclusive(blocked_by, f"the lookup was answered {status}")
+    if not 200 <= status < 300 or status == 202:
+        return Inconclusive("query_failed", f"the lookup was answered {status}")
+    body = seen.body
+    if isinstance(body, dict):
+        if body.get("ok") is False or any(body.get(name) for name in _errors_of(lookup)):
+            return Inconclusive("query_failed", "the answer of the lookup holds an error")
+        if any(body.get(name) is True for name in INCOMPLETE):
+            return Inconclusive("query_failed", "the API says that it did not search everything")
+    for line in lookup.answers:
+        if line.means in ("rejected", "not_applied", "unknown") and line.when.holds(seen):
+            return Inconclusive("query_failed", f"the lookup's answer means {line.means}")
+    return None
+
+
+def _limited(seen: AnswerView) -> bool:
+    """A 403 that is a rate limit, as GitHub's, and no denial."""
+    answer = seen.answer
+    remaining = answer.header("x-ratelimit-remaining")
+    return answer.status == 403 and (answer.header("retry-after") is not None or remaining == "0")
+
+
+def _errors_of(lookup: Lookup) -> list[str]:
+    """Members that hold errors; one that the rule itself looks at is a part of the object."""
+    conditions = [c for c in (lookup.where, lookup.succeeded, lookup.failed) if c is not None]
+    looked_at = {str(check.path.steps[0]) for c in conditions for check in c.checks}
+    return [name for name in ("error", "errors") if name not in looked_at]
+
+
+def _stepped(request: Request, step: Next) -> Request:
+    if step.target is not None:
+        return request.with_(target=step.target)
+    text = (request.body.data or b"").decode()
+    try:
+        written = write_member(text, step.into, step.value)
+    except CannotSplice as error:
+        raise NoWayOn(f"the cursor has no place in the body: {error}") from None
+    if written == text:
+        raise NoWayOn("the cursor does not move on")
+    return request.with_(body=Body.of(written.encode()))
+
+
+def _distinct(hits: list[tuple[Any, Headers]], path: str | None) -> list[tuple[Any, Headers]]:
+    """An object that two pages showed is one object."""
+    seen: dict[str, tuple[Any, Headers]] = {}
+    for item, headers in hits:
+        value = text_of(item.get("id")) if isinstance(item, dict) else None
+        if value is None and path is not None:
+            found = ItemView(item, headers).get(path)
+            value = None if found is MISSING else text_of(found)
+        seen.setdefault(value or dump_json(item), (item, headers))
+    return list(seen.values())
+
+
+def build_answer(lookup: Lookup, item: Any, view: RequestView, names: Mapping[str, Any]) -> Answer:
+    """The answer that the caller would have had, as far as the object found tells it. Members whose
+    value is not known are left out."""
+    scope = {**names, "item": item}
+    body = item
+    if lookup.answer_body is not None:
+        body = render_structure(lookup.answer_body, view, scope, strict=False)
+    kind, text = _written(body, lookup.answer_format)
+    headers: Headers = (("Content-Type", kind),) if text else ()
+    return Answer(lookup.answer_status, "", headers, Body.of(text.encode("utf-8", "replace")))
+
+
+def _written(body: Any, answer_format: str) -> tuple[str, str]:
+    if isinstance(body, str) or body is MISSING or answer_format == "xml":
+        return "text/plain; charset=utf-8", body if isinstance(body, str) else ""
+    if answer_format == "form" and isinstance(body, dict):
+        return "application/x-www-form-urlencoded", urlencode(body)
+    return "application/json", dump_json(body)

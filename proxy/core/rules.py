@@ -1,0 +1,156 @@
+"""Rules as the core sees them: one ``Service`` per file, its ``Endpoint`` entries, what they say.
+
+``proxy.rulefile`` reads YAML into these; nothing here knows YAML. Durations are seconds;
+``math.inf`` is "forever", None is "unstated".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from proxy.core.conditions import Condition
+    from proxy.core.matching import HostPattern, Match
+    from proxy.core.templates import Template, UrlTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """How the API deduplicates: where its idempotency key goes, how long and what it remembers."""
+
+    place: str  # header | query | path | json | form | body | graphql
+    name: str
+    rendering: str = "raw"  # raw | digest | hex | base32hex | uuid5 | uuid4
+    max_length: int = 255
+    min_length: int = 1
+    alphabet: str | None = None
+    prefix: str = ""
+    valid_for: float | None = None
+    keeps: str = "unstated"  # all | success | unstated
+    minted: tuple[str, ...] = ("uuid4",)
+    existing: str = "replace"  # what happens to a minted key of the caller: replace | keep
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Text that names the operation, written into the request so that a lookup can find it."""
+
+    place: str  # header | query | path | json | form | body
+    name: str
+    rendering: str = "raw"
+    max_length: int = 500
+    append: Template | None = None  # added to a text field instead of replacing it
+    existing: str = "keep"  # a value of the caller in that place: keep | replace
+    also: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLine:
+    """One line of ``answers``; a line without ``means`` only adds ``replayed``."""
+
+    when: Condition
+    means: str | None = None
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    kind: str  # link | cursor | after_id | offset | page | next
+    path: str | None = None  # where the answer holds the cursor, the next address; link: its rel
+    into: str | None = None  # query parameter that receives it; with ``json`` a path in that
+    max: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How to ask the API whether the effect exists."""
+
+    method: str
+    target: UrlTemplate
+    json: Any = None  # a structure of templates, for lookups by POST
+    when: Condition | None = None
+    items: str | None = None
+    where: Condition | None = None
+    by: str = "marker"  # marker | content
+    succeeded: Condition | None = None
+    failed: Condition | None = None
+    pages: Pages | None = None
+    running: float = 60.0
+    settle: float | None = 5.0  # None: `never`, absence goes to a person
+    looks: int = 2
+    absent: str = "resend"  # resend | ask
+    answer_status: int = 200
+    answer_body: Any = None  # a structure of templates; None: the item itself
+    # Folded in from the endpoint, since a lookup's answers are answers of the same API:
+    external_id: str | None = None
+    answer_format: str = "json"
+    answers: tuple[AnswerLine, ...] = ()
+    key_header: str | None = None  # never sent with a lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    required: bool = False
+    when: Condition | None = None
+    summary: Template | None = None
+    expires: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """A credential of the proxy's own for this service; the secret is read when it is used."""
+
+    header: str
+    value: str  # contains {secret}
+    secret_env: str | None = None
+    secret_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One entry of a rule file with its service's defaults folded in."""
+
+    service: str
+    name: str
+    match: Match | None
+    digest: str  # of everything the file says about this endpoint
+    effect: str = "write"  # read | write
+    mode: str = "enforce"  # enforce | observe | pass
+    confidence: str = "documented"
+    signed: str = "none"  # none | sigv4 | body | headers
+    account: tuple[str, str] | None = None  # ("header", name) | ("basic", "user") | ("jwt", claim)
+    auth: Auth | None = None
+    redact: tuple[str, ...] = ()
+    answer_format: str = "json"
+    refusal: Mapping[str, Any] | None = None  # None: problem+json; else {status, body}
+    key: KeySpec | None = None
+    answers: tuple[AnswerLine, ...] = ()
+    was: tuple[str, ...] = ()
+    store: str = "full"  # full | meta
+    journal: bool = False
+    idempotent: bool = False
+    distinguish: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
+    wording: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    external_id: str | None = None
+    marker: Marker | None = None
+    reconcile: tuple[Lookup, ...] = ()
+    approval: Approval | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.service}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    hosts: tuple[HostPattern, ...]
+    endpoints: tuple[Endpoint, ...]
+    source: str = ""
+    confidence: str = "documented"
+    checked: str = ""
+    path: str = ""  # the file it came from

@@ -1,0 +1,218 @@
+"""What one attempt, or one lookup, has taught us, as events.
+
+A verdict belongs to one attempt. Whether it also closes the operation is worked out by the fold in
+``operation.py``; the one judgement made here is whether a rejection under the same key is the API's
+recorded answer, and so speaks for the earlier attempts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from proxy.core.classify import Verdict
+from proxy.core.decide.decision import Watch
+from proxy.core.model import Answered, Lost, NotSent, SendResult
+from proxy.core.operation import Event, Kind, Operation
+from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
+from proxy.core.rules import Endpoint, Lookup
+
+# A refusal that says nothing about what an earlier attempt did: an expired credential, a missing
+# permission, an object the earlier attempt already moved, a precondition it consumed, a throttle.
+SPEAKS_FOR_ITSELF_ONLY = frozenset({401, 403, 404, 407, 412, 429})
+
+
+def attempt_ended(
+    operation: Operation,
+    endpoint: Endpoint,
+    attempt: int,
+    result: SendResult,
+    verdict: Verdict | None,
+    at: float,
+    *,
+    kept: bool = True,
+) -> tuple[Event, ...]:
+    """Events for the end of one attempt; ``verdict`` is given when ``result`` is an answer."""
+    match result:
+        case NotSent(reason):
+            return (
+                Event(Kind.ATTEMPT_NOT_SENT, at, {"attempt": attempt, "reason": reason}),
+            )
+        case Lost(reason):
+            return (_unknown(endpoint, attempt, reason, None, at),)
+        case Answered(answer):
+            assert verdict is not None
+            return _answered(operation, endpoint, attempt, answer.status, verdict, at, kept)
+
+
+def _answered(
+    operation: Operation,
+    endpoint: Endpoint,
+    attempt: int,
+    status: int,
+    verdict: Verdict,
+    at: float,
+    kept: bool,
+) -> tuple[Event, ...]:
+    earlier = [a for a in operation.attempts if a.number != attempt and a.undecided]
+    this = next(a for a in operation.attempts if a.number == attempt)
+    means = verdict.means
+    if means == "rejected" and operation.method == "DELETE" and status == 404 and earlier:
+        means = "succeeded"  # gone: the earlier attempt took it away
+    data: dict[str, object] = {"attempt": attempt, "status": status, "reason": verdict.reason}
+    notes: tuple[Event, ...] = ()
+    if verdict.replayed:
+        data["replayed"] = True
+        if attempt == 1:
+            # Somebody else, or a ledger that is lost, has used our key before.
+            notes = (Event(Kind.FOREIGN_EFFECT, at, {"attempt": attempt, "status": status}),)
+    if means in ("succeeded", "accepted"):
+        data |= {"verdict": "succeeded", "external_id": verdict.external_id, "kept": kept}
+        if means == "accepted":
+            data["accepted"] = True
+        return (Event(Kind.OUTCOME_RECORDED, at, data), *notes)
+    if means == "rejected":
+        data |= {"verdict": "rejected", "kept": kept}
+        if earlier and _recorded_answer(operation, endpoint, this.keyed, verdict, status):
+            data["conclusive"] = True
+        return (Event(Kind.OUTCOME_RECORDED, at, data), *notes)
+    if means == "not_applied":
+        return (Event(Kind.OUTCOME_RECORDED, at, data | {"verdict": "not_applied"}),)
+    reason = means if means in ("running", "mismatch", "exists") else verdict.reason
+    return (_unknown(endpoint, attempt, reason, status, at), *notes)
+
+
+def _recorded_answer(
+    operation: Operation, endpoint: Endpoint, keyed: bool, verdict: Verdict, status: int
+) -> bool:
+    if not keyed or not all(a.keyed for a in operation.attempts if a.maybe_sent):
+        return False
+    if verdict.replayed:
+        return True
+    marks_replays = any(line.replayed for line in endpoint.answers)
+    return (
+        operation.intent.keeps == "all"
+        and not marks_replays
+        and status not in SPEAKS_FOR_ITSELF_ONLY
+    )
+
+
+def _unknown(
+    endpoint: Endpoint, attempt: int, reason: str, status: int | None, at: float
+) -> Event:
+    data = {"attempt": attempt, "reason": reason, "status": status}
+    return Event(Kind.ATTEMPT_LOST, at, data | {"blocked_by": _blocked(endpoint)})
+
+
+def _blocked(endpoint: Endpoint) -> str | None:
+    if endpoint.reconcile:
+        return "lag"
+    return None if endpoint.key is not None else "no_query"
+
+
+def abandoned(operation: Operation, at: float, unsent: Collection[int] = ()) -> tuple[Event, ...]:
+    """Events for attempts that are open though nobody drives them any more: the process that did
+    has ended, or could not record them. ``unsent``: those this process knows it never sent."""
+    return tuple(
+        Event(
+            Kind.ATTEMPT_NOT_SENT,
+            at,
+            {"attempt": a.number, "reason": "its intent could not be recorded, so it was not sent"},
+        )
+        if a.number in unsent
+        else Event(
+            Kind.ATTEMPT_LOST,
+            at,
+            {"attempt": a.number, "reason": "the proxy stopped while this attempt was open"},
+        )
+        for a in operation.attempts
+        if a.end is None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What one lookup taught: its events and, for looks that must agree, whether this one counts."""
+
+    events: tuple[Event, ...]
+    counts: bool = False
+    failed: bool = False
+
+
+def lookup_ended(
+    operation: Operation,
+    lookup: Lookup,
+    verdict: LookupVerdict,
+    watch: Watch,
+    at: float,
+    *,
+    adopted_by: str | None,
+) -> Learned:
+    """Events for the end of one lookup. ``watch`` is as it was when the lookup began; ``adopted_by``
+    is another operation that already owns the object found."""
+    match verdict:
+        case Found() if adopted_by is not None:
+            data = {"count": 1, "reason": "another operation already owns the object found"}
+            return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
+        case Found():
+            data = {
+                "succeeded": not verdict.failed,
+                "external_id": verdict.external_id,
+                "status": verdict.answer.status,
+                "by": lookup.by,
+            }
+            return Learned((Event(Kind.EFFECT_FOUND, at, data),))
+        case Several(count):
+            data = {"count": count, "reason": "several objects fit"}
+            return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
+        case Inconclusive(blocked_by, reason):
+            data = {"blocked_by": blocked_by, "reason": reason}
+            return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),), failed=True)
+        case NoneFound():
+            return _nothing(operation, lookup, watch, at, 2 if verdict.shifting else 1)
+
+
+def _nothing(
+    operation: Operation, lookup: Lookup, watch: Watch, at: float, looks_min: int
+) -> Learned:
+    if lookup.settle is None or lookup.absent != "resend" or lookup.by != "marker":
+        data = {
+            "blocked_by": "ambiguous",
+            "reason": "nothing found, and by this rule absence is for a person to judge",
+        }
+        return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
+    if operation.intent.marker is None and operation.intent.upstream_key is None:
+        data = {"blocked_by": "no_query", "reason": "the request carried no mark to look for"}
+        return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
+    if watch.quiet_for < lookup.running + lookup.settle:
+        return Learned((Event(Kind.EFFECT_ABSENT, at, {"conclusive": False, "look": 0}),))
+    look = watch.looks + 1
+    looks = max(lookup.looks, looks_min)  # an offset page may skip an object once
+    seen = {"conclusive": look >= looks, "look": look, "looks": looks}
+    return Learned((Event(Kind.EFFECT_ABSENT, at, seen),), counts=True)
+
+
+def next_look_in(
+    lookup: Lookup, *, quiet_for: float, since_last: float | None, looks: int, tries: int
+) -> float:
+    """Seconds until the next lookup is worth making: at once, then doubling, and never later than
+    the moment from which absence can be believed; from there on spaced by ``settle``.
+
+    ``since_last``: seconds since the last lookup began, None before the first; ``looks``: agreeing
+    ones that counted; ``tries``: all of them.
+    """
+    if since_last is None:
+        return 0.0
+    settle = lookup.settle if lookup.settle is not None else 60.0
+    spacing = max(settle, 0.05)
+    pause = min(spacing * 2.0 ** max(0, tries - 1), SLOWEST_LOOK)
+    if lookup.settle is None:
+        return pause - since_last
+    until_believable = lookup.running + settle - quiet_for
+    if until_believable > 0:
+        return min(pause - since_last, until_believable)
+    return (spacing if looks or tries <= FAST_LOOKS else pause) - since_last
+
+
+SLOWEST_LOOK = 300.0  # seconds; an operation that nothing settles is still asked about
+FAST_LOOKS = 10  # after so many lookups without a verdict their pauses grow

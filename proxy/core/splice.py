@@ -1,0 +1,146 @@
+"""Putting one value into a body or a query without touching any other byte of it.
+
+JSON is edited as text: the place of the member is found, and only its value is written. Numbers,
+order, spacing and escapes of everything else stay as the caller wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from json.decoder import JSONDecoder, scanstring  # type: ignore[attr-defined]
+from typing import Any
+from urllib.parse import quote, unquote_plus
+
+SPACE = " \t\n\r"
+FORM_SAFE = "-._~[]"  # brackets travel as they are in the forms that rules name
+
+
+class CannotSplice(ValueError):
+    """The place is not there or holds something else; str() says what."""
+
+
+# JSON
+
+
+def read_member(text: str, steps: Sequence[str]) -> Any:
+    """The value at the steps, or None. Raises CannotSplice where the text is no JSON object."""
+    span = _find(text, steps)[0]
+    if span is None:
+        return None
+    value, _ = _decode(text, span[0])
+    return value
+
+
+def write_member(text: str, steps: Sequence[str], value: Any) -> str:
+    """The text with that member set; objects on the way are made where they are missing or null.
+    Raises CannotSplice where something else is in the way or a member is given twice."""
+    span, missing, at, empty = _find(text, steps)
+    new = json.dumps(value, ensure_ascii=False)
+    if span is not None:
+        return text[: span[0]] + new + text[span[1] :]
+    for name in reversed(missing[1:]):
+        new = "{" + json.dumps(name, ensure_ascii=False) + ":" + new + "}"
+    if not missing[0]:  # a null on the way becomes the object
+        end = _decode(text, at)[1]
+        return text[:at] + new + text[end:]
+    member = json.dumps(missing[0], ensure_ascii=False) + ":" + new
+    return text[:at] + ("" if empty else ",") + member + text[at:]
+
+
+Span = tuple[int, int]
+
+
+def _find(text: str, steps: Sequence[str]) -> tuple[Span | None, list[str], int, bool]:
+    """(span of the value, names still missing, where to insert, whether that object is empty). A
+    first missing name of "" says that the value at the place is null."""
+    at = _skip(text, 0)
+    for index, name in enumerate(steps):
+        if text[at : at + 1] != "{":
+            if index and text[at : at + 4] == "null":
+                return None, ["", *steps[index:]], at, True
+            raise CannotSplice(f"{'.'.join(steps[:index]) or 'the body'} is no JSON object")
+        span, end, empty = _member(text, at, name)
+        if span is None:
+            return None, list(steps[index:]), end, empty
+        if index == len(steps) - 1:
+            return span, [], 0, False
+        at = span[0]
+    raise CannotSplice("the rule names no member")
+
+
+def _member(text: str, at: int, name: str) -> tuple[Span | None, int, bool]:
+    """Of the object at ``at``: the span of a member's value, where a new one goes, if it is
+    empty."""
+    found: Span | None = None
+    at = _skip(text, at + 1)
+    empty = True
+    end = at
+    while text[at : at + 1] != "}":
+        if not empty:
+            at = _skip(text, _expect(text, at, ","))
+        key, at = _string(text, at)
+        start = _skip(text, _expect(text, _skip(text, at), ":"))
+        end = _decode(text, start)[1]
+        if key == name:
+            if found is not None:
+                raise CannotSplice(f"{name!r} is given twice")
+            found = (start, end)
+        empty = False
+        at = _skip(text, end)
+    return found, end, empty
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at : at + 1] and text[at] in SPACE:
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, char: str) -> int:
+    if text[at : at + 1] != char:
+        raise CannotSplice("the body is not JSON")
+    return at + 1
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    start = _expect(text, at, '"')
+    try:
+        value, end = scanstring(text, start, True)
+    except ValueError:
+        raise CannotSplice("the body is not JSON") from None
+    return str(value), int(end)
+
+
+_DECODER = JSONDecoder()
+
+
+def _decode(text: str, at: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        raise CannotSplice("the body is not JSON") from None
+
+
+# Forms and queries: name=value pairs joined by &
+
+
+def read_pair(text: str, name: str) -> str | None:
+    """The first value of that name, decoded."""
+    for pair in text.split("&"):
+        raw, _, value = pair.partition("=")
+        if raw and unquote_plus(raw) == name:
+            return unquote_plus(value)
+    return None
+
+
+def write_pair(text: str, name: str, value: str) -> str:
+    """The pairs with that one set: in the place of the first of its name, else at the end."""
+    new = f"{quote(name, FORM_SAFE)}={quote(value, '-._~')}"
+    pairs = text.split("&") if text else []
+    places = [i for i, pair in enumerate(pairs) if unquote_plus(pair.partition("=")[0]) == name]
+    if not places:
+        return "&".join([*pairs, new])
+    kept = [p for i, p in enumerate(pairs) if i == places[0] or i not in places]
+    kept[places[0]] = new
+    return "&".join(kept)

@@ -1,0 +1,577 @@
+"""The engine: one loop that takes an operation from a call to its end.
+
+    load -> decide -> commit -> act -> settle -> commit -> load ...
+
+``core.decide`` says what to do, this file does it, and nothing else in the program does. The laws it
+keeps: the intent is durable before the first byte leaves, the outcome is durable before the caller
+has the whole answer, and a send goes out in one place only. First call, duplicate, resume and
+background settling differ in nothing but the snapshot they meet.
+
+An operation is driven by one *flight*, a task of its own, so that a caller that leaves cancels
+nothing. Who waits for a flight is in ``callers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import structlog
+
+from proxy.clock import Clock
+from proxy.core import settle
+from proxy.core.call import Governed, Policy, unruled_endpoint
+from proxy.core.classify import Verdict, classify
+from proxy.core.decide import (
+    Ask,
+    Forward,
+    Hold,
+    Limits,
+    Reconcile,
+    Refuse,
+    Snapshot,
+    Watch,
+    decide,
+)
+from proxy.core.intent import intend, placed
+from proxy.core.matching import RuleSet
+from proxy.core.model import Answer, Answered, Lost, NotSent, Request, SendResult
+from proxy.core.operation import Event, Kind, Operation, State, evolve_all
+from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
+from proxy.core.rules import Auth, Endpoint, Lookup
+from proxy.core.views import BodyMissing, RequestView
+from proxy.failpoints import OFF, Failpoints
+from proxy.flights import Flight, Lent, Sights
+from proxy.ledger.base import Change, Conflict, Damaged, Ledger, LedgerError
+from proxy.outbound import Outbound, Upstream
+from proxy.replies import keep
+
+log = structlog.get_logger("onceproxy")
+
+
+class Observer(Protocol):
+    """What is reported for metrics; every label is bounded by the rules."""
+
+    def decided(self, service: str, endpoint: str, outcome: str) -> None: ...
+    def suppressed(self, service: str, endpoint: str, how: str) -> None: ...
+    def reconciled(self, service: str, result: str) -> None: ...
+    def unprotected(self, reason: str) -> None: ...
+    def observed(self, decision: str) -> None: ...
+    def upstream(self, service: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the configuration says about calls. Seconds and bytes."""
+
+    policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
+    patience: float = 20.0
+    request_body: int = 100_000_000
+    kept_body: int = 10_000_000
+    secrets: Sequence[bytes] = ()
+    secret_of: Callable[[Auth], str | None] = lambda auth: None
+
+
+@dataclass(slots=True)
+class Bound:
+    """A call bound to one version of one operation when it arrived; or, without ``call``, an
+    operation that the background settles. The rest is filled in once it is needed."""
+
+    base: str
+    ask: Ask
+    endpoint: Endpoint
+    call: Governed | None = None
+    stored: Request | None = None  # as sent, without credentials
+    view: RequestView | None = None
+    lookup: Lookup | None = None
+
+    @property
+    def enforced(self) -> bool:
+        return self.call is None or self.call.mode == "enforce"
+
+
+class Engine:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        rules: RuleSet,
+        upstream: Upstream,
+        clock: Clock,
+        metrics: Observer,
+        settings: Settings | None = None,
+        failpoints: Failpoints = OFF,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.rules = rules
+        self.ledger = ledger
+        self.clock = clock
+        self.metrics = metrics
+        self.outbound = Outbound(
+            upstream,
+            failpoints=failpoints,
+            send_timeout=self.settings.limits.send_timeout,
+            kept_body=self.settings.kept_body,
+            secret_of=self.settings.secret_of,
+        )
+        self.lent = Lent()
+        self._failpoints = failpoints
+        self._flights: dict[str, Flight] = {}
+        self._sights = Sights()
+        self._owed: dict[str, Change] = {}  # outcomes that the ledger could not take yet
+        self._unsent: set[tuple[str, int]] = set()  # attempts whose intent could not be committed
+
+    def flight(self, base: str) -> Flight | None:
+        """Whoever drives that operation now."""
+        return self._flights.get(base)
+
+    def depart(self, bound: Bound) -> Flight:
+        """Drive an operation that nobody drives, until it is at rest or can only wait."""
+        flight = Flight(bound.base)
+        self._flights[bound.base] = flight
+        if bound.call is not None:
+            flight.expect_caller()
+        flight.task = asyncio.get_running_loop().create_task(self._fly(flight, bound))
+        return flight
+
+    async def _fly(self, flight: Flight, bound: Bound) -> None:
+        try:
+            await self._drive(flight, bound)
+        except Exception as error:
+            flight.error = error
+        finally:
+            del self._flights[bound.base]
+            flight.finish()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    async def _drive(self, flight: Flight, bound: Bound) -> None:
+        for _ in range(TURNS_MAX):
+            operation, previous = self.load(bound)
+            if operation is not None:
+                operation = await self._mend(operation)
+                await self._prepare_lookup(bound, operation)
+            snapshot = self.snapshot(bound, operation, previous)
+            ask = replace(bound.ask, credentialed=self._has_credential(bound))
+            flight.decision = decide(ask, bound.endpoint, snapshot, self.settings.limits)
+            try:
+                match flight.decision:
+                    case Forward() as forward:
+                        await self._forward(flight, bound, snapshot, forward)
+                    case Reconcile():
+                        await self._reconcile(flight, bound, snapshot)
+                    case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
+                        await self.clock.sleep(seconds)
+                    case Refuse(blocked_by=str() as blocked_by, reason=reason):
+                        await self._blocked(snapshot, blocked_by, reason)
+                        return
+                    case _:
+                        return
+            except Conflict:
+                continue  # somebody else moved it, a person perhaps: load again, decide again
+            if flight.unrecorded or not bound.enforced:
+                return
+        raise RuntimeError(f"{bound.base} came to no end in {TURNS_MAX} turns")
+
+    async def _forward(
+        self, flight: Flight, bound: Bound, snapshot: Snapshot, forward: Forward
+    ) -> None:
+        operation, request, new = await self._to_send(bound, snapshot)
+        await self._failpoints.reach("before_intent", operation.key)
+        operation = await self._intend(bound, operation, forward, request if new else None)
+        flight.operation = operation
+        await self._failpoints.reach("after_intent", operation.key)
+        result = await self._attempt(flight, bound, operation, request)
+        await self._failpoints.reach("after_effect", operation.key)
+        operation = await self._record(flight, bound, operation, request, result)
+        await self._failpoints.reach("after_outcome", operation.key)
+        if flight.relay is not None:
+            await flight.relay.end(operation.state in ENDED)
+
+    async def _to_send(
+        self, bound: Bound, snapshot: Snapshot
+    ) -> tuple[Operation, Request, bool]:
+        """The operation to start an attempt of, its request, and whether that request is new."""
+        operation, call = snapshot.operation, bound.call
+        if operation is not None and (
+            call is None
+            or operation.ever_left
+            or operation.intent.fingerprint == call.fingerprint
+        ):
+            return operation, await self._stored(bound, operation), False
+        assert call is not None
+        intended = intend(
+            call,
+            base=bound.base,
+            version=bound.ask.version,
+            previous=snapshot.previous,
+            epoch=bound.ask.epoch,
+            secrets=self.settings.secrets,
+            now=snapshot.now,
+            kept_body=self.settings.kept_body,
+        )
+        for note in intended.notes:
+            log.warning("sent without a mark", operation=intended.operation.key, detail=note)
+        bound.stored = intended.request
+        bound.ask = replace(bound.ask, body_sha256=intended.request.body.sha256)
+        if operation is None:
+            return intended.operation, intended.request, True
+        # Nothing of the earlier request ever left, so this one takes its place.
+        fresh = intended.operation
+        taken = replace(operation, intent=fresh.intent, url=fresh.url, caller_key=fresh.caller_key)
+        return taken, intended.request, True
+
+    async def _intend(
+        self, bound: Bound, operation: Operation, forward: Forward, request: Request | None
+    ) -> Operation:
+        """Make the intent durable. Raises Conflict, LedgerError: then nothing may be sent."""
+        started = Event(
+            Kind.ATTEMPT_STARTED,
+            self._now(operation),
+            {
+                "attempt": forward.attempt,
+                "reason": forward.reason,
+                "keyed": operation.intent.upstream_key is not None,
+                "credentialed": self._has_credential(bound),
+            },
+        )
+        events: tuple[Event, ...] = (started,)
+        if request is not None and operation.attempts:
+            events = (Event(Kind.DRIFTED, started.at, {"unsent": True}), started)
+        if request is not None and not operation.intent.body_kept:
+            request = request.with_(body=replace(request.body, data=None, spool=None))
+        try:
+            return await self.ledger.commit(
+                Change(evolve_all(operation, events), events, request=request)
+            )
+        except Conflict:
+            raise
+        except LedgerError:
+            self._unsent.add((operation.key, forward.attempt))
+            raise
+
+    async def _attempt(
+        self, flight: Flight, bound: Bound, operation: Operation, request: Request
+    ) -> SendResult:
+        # A write that nothing could settle does not go out on a connection that may be closing.
+        bare = operation.intent.upstream_key is None and not bound.endpoint.reconcile
+        began = self.clock.monotonic()
+        result = await self.outbound.attempt(
+            self._authorised(bound, request),
+            fresh=bare and not operation.intent.idempotent,
+            operation_key=operation.key,
+            relay=flight.relay,
+        )
+        now = self.clock.monotonic()
+        self.metrics.upstream(bound.endpoint.service, now - began)
+        if not isinstance(result, NotSent):
+            self._sights.left(operation.key, now)
+        return result
+
+    async def _record(
+        self,
+        flight: Flight,
+        bound: Bound,
+        operation: Operation,
+        request: Request,
+        result: SendResult,
+    ) -> Operation:
+        """Settle the open attempt and make its end durable. If the ledger fails now, the caller
+        still gets the true answer, and the outcome is owed to the ledger."""
+        verdict, kept = self._judge(bound, operation, request, result)
+        assert operation.last is not None
+        attempt = operation.last.number
+        for _ in range(TURNS_MAX):
+            events = settle.attempt_ended(
+                operation,
+                bound.endpoint,
+                attempt,
+                result,
+                verdict,
+                self._now(operation),
+                kept=kept is not None,
+            )
+            after = evolve_all(operation, events)
+            change = Change(after, events, answer=kept if after.state in ENDED else None)
+            try:
+                after = await self.ledger.commit(change)
+            except Conflict:
+                operation = self.ledger.get(operation.key) or operation
+                continue
+            except LedgerError as error:
+                log.error("outcome not recorded", operation=after.key, detail=str(error))
+                self._owed[after.key] = change
+                flight.unrecorded = True
+            break
+        flight.operation = after
+        flight.answer = result.answer if isinstance(result, Answered) else None
+        flight.result = result
+        log.info("attempt ended", operation=after.key, attempt=attempt, state=str(after.state))
+        if after.state in ENDED:
+            self._settled(after)
+        elif after.state is State.UNKNOWN:
+            self._begin_patience(flight)
+        return after
+
+    def _judge(
+        self, bound: Bound, operation: Operation, request: Request, result: SendResult
+    ) -> tuple[Verdict | None, Answer | None]:
+        """What an answer means, and what is kept of it."""
+        if not isinstance(result, Answered):
+            return None, None
+        match = bound.endpoint.match
+        params = match.read(request) if match is not None else None
+        verdict = classify(
+            bound.endpoint,
+            result,
+            RequestView(request, params or {}),
+            keyed=operation.intent.upstream_key is not None,
+        )
+        if verdict.replayed and len(operation.attempts) > 1:
+            self.metrics.suppressed(operation.service, operation.endpoint, "upstream_replayed")
+        return verdict, keep(result.answer, bound.endpoint) if result.complete else None
+
+    async def _reconcile(self, flight: Flight, bound: Bound, snapshot: Snapshot) -> None:
+        operation, lookup = snapshot.operation, bound.lookup
+        assert operation is not None and lookup is not None
+        began = self.clock.monotonic()
+        verdict = await self._look(bound, operation, lookup)
+        adopted = self._adopted(operation, verdict)
+        learned = settle.lookup_ended(
+            operation, lookup, verdict, snapshot.watch, self._now(operation), adopted_by=adopted
+        )
+        self._sights.looked(operation.key, began, counts=learned.counts)
+        self.metrics.reconciled(operation.service, str(learned.events[0].kind))
+        after = evolve_all(operation, learned.events)
+        answer = verdict.answer if isinstance(verdict, Found) else None
+        kept = keep(answer, bound.endpoint)
+        if after.outcome is not None and kept is None:
+            after = replace(after, outcome=replace(after.outcome, kept=False))
+        if after == replace(operation, updated_at=after.updated_at) and not learned.counts:
+            return  # as before: not worth a line in the history each time
+        after = await self.ledger.commit(Change(after, learned.events, answer=kept))
+        if after.state in ENDED:
+            flight.operation, flight.answer = after, answer
+            self._settled(after)
+
+    async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
+        """One lookup, page by page."""
+        assert bound.view is not None
+        mark = operation.intent.marker or operation.intent.upstream_key
+        names = {"key": mark, "sent_at": operation.first_maybe_sent_at or operation.created_at}
+        inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
+        while True:
+            step = inquiry.next()
+            if not isinstance(step, Request):
+                return step
+            page = self._authorised(bound, step)
+            inquiry.feed(
+                await self.outbound.attempt(page, fresh=False, operation_key="", relay=None)
+            )
+
+    def _adopted(self, operation: Operation, verdict: LookupVerdict) -> str | None:
+        """Another operation that already owns the object found."""
+        if not isinstance(verdict, Found) or verdict.external_id is None:
+            return None
+        owner = self.ledger.adopted(
+            operation.service, operation.endpoint, operation.intent.account, verdict.external_id
+        )
+        return None if owner == operation.key else owner
+
+    async def _blocked(self, snapshot: Snapshot, blocked_by: str, reason: str) -> None:
+        """Write down why an unknown operation stays so, when that is news."""
+        operation = snapshot.operation
+        if operation is None or operation.state is not State.UNKNOWN:
+            return
+        if operation.blocked_by == blocked_by:
+            return
+        data = {"blocked_by": blocked_by, "reason": reason}
+        event = Event(Kind.LOOKUP_INCONCLUSIVE, snapshot.now, data)
+        await self.ledger.commit(Change(evolve_all(operation, (event,)), (event,)))
+
+    def _settled(self, operation: Operation) -> None:
+        self._sights.settled(operation.key)
+        self.lent.give_back(operation.base)
+
+    # -- what a decision is made from ------------------------------------------------------------
+
+    def load(self, bound: Bound) -> tuple[Operation | None, Operation | None]:
+        """The operation of the bound version, and, where that is not begun, the one before it."""
+        newest = self.ledger.find(bound.base)
+        version = bound.ask.version
+        if newest is None or newest.version == version:
+            return newest, None
+        if newest.version < version:
+            return None, newest
+        return self.ledger.get(f"{bound.base}/v{version}"), None
+
+    def snapshot(
+        self, bound: Bound, operation: Operation | None, previous: Operation | None = None
+    ) -> Snapshot:
+        now = self._now(operation)
+        if operation is None or operation.state is not State.UNKNOWN:
+            return Snapshot(now, operation, previous)
+        rewritten = operation.intent.idempotent and self.ledger.written_since(
+            (operation.method, operation.url), operation.created_at, operation.key
+        )
+        mono = self.clock.monotonic()
+        sight = self._sights.get(operation.key, mono)
+        watch = Watch(
+            quiet_for=mono - sight.quiet_since,
+            looks=sight.looks,
+            next_look_in=sight.next_look_in(bound.lookup, mono),
+        )
+        return Snapshot(now, operation, previous, watch, bound.lookup is not None, rewritten)
+
+    def owes(self, operation: Operation) -> bool:
+        """Whether the row is behind what this process knows."""
+        return operation.key in self._owed
+
+    async def _mend(self, operation: Operation) -> Operation:
+        """Bring the row up to what this process knows: an outcome that could not be recorded, or
+        an attempt that is open although nobody drives it. Raises LedgerError."""
+        owed = self._owed.get(operation.key)
+        if owed is not None:
+            with contextlib.suppress(Conflict):
+                await self.ledger.commit(owed)
+            del self._owed[operation.key]
+            operation = self.ledger.get(operation.key) or operation
+        if operation.state is not State.IN_FLIGHT:
+            return operation
+        now = self._now(operation)
+        unsent = {
+            a.number for a in operation.attempts if (operation.key, a.number) in self._unsent
+        }
+        events = settle.abandoned(operation, now, unsent)
+        operation = await self.ledger.commit(Change(evolve_all(operation, events), events))
+        self._unsent -= {(operation.key, number) for number in unsent}
+        return operation
+
+    async def _prepare_lookup(self, bound: Bound, operation: Operation) -> None:
+        if operation.state is not State.UNKNOWN or bound.lookup is not None:
+            return
+        if not bound.endpoint.reconcile:
+            return
+        request = await self._stored(bound, operation)
+        match = bound.endpoint.match
+        bound.view = RequestView(request, (match.read(request) if match else None) or {})
+        with contextlib.suppress(BodyMissing):  # not kept, and the lookup needs it
+            bound.lookup = choose(bound.endpoint, bound.view)
+
+    async def _stored(self, bound: Bound, operation: Operation) -> Request:
+        """The request as it was sent the first time, without credentials. Where its body is not
+        kept, or where only the caller can sign, it is the caller's own with the stored marks."""
+        if bound.stored is not None:
+            return bound.stored
+        kept = await self.ledger.request_of(operation.key)
+        usable = kept is not None and (kept.body.data is not None or bound.call is None)
+        if bound.call is not None and (bound.endpoint.signed != "none" or not usable):
+            bound.stored = placed(bound.call.bare, bound.endpoint, operation.intent)
+        elif kept is not None:
+            bound.stored = kept
+        else:
+            raise Damaged(f"the request of {operation.key} is gone")
+        return bound.stored
+
+    def _has_credential(self, bound: Bound) -> bool:
+        own = bound.call is not None and bool(bound.call.credentials)
+        return own or bool(self.lent.get(bound.base)) or self.outbound.has_secret(bound.endpoint)
+
+    def _authorised(self, bound: Bound, request: Request) -> Request:
+        own = bound.call.credentials if bound.call is not None else None
+        return self.outbound.authorised(
+            request, bound.endpoint, own or self.lent.get(bound.base)
+        )
+
+    def _now(self, operation: Operation | None) -> float:
+        """The wall clock, but never before the newest event of the operation."""
+        now = self.clock.time()
+        return now if operation is None else max(now, operation.updated_at)
+
+    # -- patience --------------------------------------------------------------------------------
+
+    def _begin_patience(self, flight: Flight) -> None:
+        """From the moment the outcome is unknown, callers wait only so long."""
+        if flight.relay is None or flight.unknown_since is not None:
+            return
+        flight.unknown_since = self.clock.monotonic()
+        flight.patience = asyncio.create_task(self._lose_patience(flight))
+
+    async def _lose_patience(self, flight: Flight) -> None:
+        await self.clock.sleep(self.settings.patience)
+        flight.tell()
+
+    def _has_patience(self, flight: Flight, seconds: float) -> bool:
+        """Whether a wait of that length ends before the callers' patience; the background has none."""
+        if flight.relay is None:
+            return False
+        self._begin_patience(flight)
+        assert flight.unknown_since is not None
+        spent = self.clock.monotonic() - flight.unknown_since
+        return spent + seconds <= self.settings.patience
+
+    # -- settling without a caller ---------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Mark what an earlier process left open. Nothing is sent."""
+        for operation in await self.ledger.unsettled():
+            if operation.state is State.IN_FLIGHT:
+                await self._mend(operation)
+
+    async def settle(self, key: str) -> Operation | None:
+        """Try to settle one unknown operation without a caller: this queries, and re-sends only
+        while the intent is young. Returns the operation as it is then, None if there is none."""
+        operation = self.ledger.get(key)
+        if operation is None or operation.state not in (State.UNKNOWN, State.IN_FLIGHT):
+            return operation
+        flight = self._flights.get(operation.base)
+        if flight is None:
+            flight = self.depart(await self._revisit(operation))
+        await asyncio.shield(flight.done)
+        if flight.error is not None:
+            raise flight.error
+        return self.ledger.get(key)
+
+    async def settle_all(self) -> None:
+        """One pass of background settling over everything that is not settled."""
+        for operation in await self.ledger.unsettled():
+            if operation.base in self._flights:
+                continue
+            try:
+                await self.settle(operation.key)
+            except Exception as error:
+                log.error("not settled", operation=operation.key, detail=str(error))
+
+    async def _revisit(self, operation: Operation) -> Bound:
+        """The operation as the background asks about it."""
+        stored = await self.ledger.request_of(operation.key)
+        endpoint = self.rules.endpoint(operation.service, operation.endpoint)
+        if stored is None:
+            raise Damaged(f"the request of {operation.key} is gone")
+        intent = operation.intent
+        ask = Ask(
+            version=operation.version,
+            fingerprint=intent.fingerprint,
+            core_fingerprint=intent.core_fingerprint,
+            account=intent.account,
+            epoch=intent.epoch,
+            fresh=False,
+            arrived_at=self.clock.time(),
+            attempts_before=len(operation.attempts),
+            credentialed=False,
+        )
+        return Bound(operation.base, ask, endpoint or unruled_endpoint(stored), stored=stored)
+
+    async def stop(self, drain: float) -> None:
+        """Wait for what is in flight, at most ``drain`` seconds; what is left becomes unknown."""
+        tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=drain)
+
+
+ENDED = (State.SUCCEEDED, State.FAILED)
+TURNS_MAX = 200  # of one flight: five sends and a lookup every tenth of a second stay far below it

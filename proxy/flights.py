@@ -1,0 +1,139 @@
+"""What this process knows and the ledger does not: who is driving which operation, since when it has
+been quiet, and whose credentials were lent to it. All of it may be lost; none of it permits a send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from proxy.core.credentials import Credentials
+from proxy.core.decide import Decision
+from proxy.core.model import Answer, SendResult
+from proxy.core.operation import Operation
+from proxy.core.rules import Lookup
+from proxy.core.settle import next_look_in
+from proxy.relay import Relay
+
+LENDERS_MAX = 10_000  # operations whose caller's credentials are remembered
+
+
+class Flight:
+    """One operation being driven. Its caller waits for ``news``, which comes when there is something
+    to tell while the driving may go on; twins wait until it is ``done``."""
+
+    __slots__ = (
+        "answer",
+        "base",
+        "decision",
+        "done",
+        "error",
+        "news",
+        "operation",
+        "patience",
+        "relay",
+        "result",
+        "task",
+        "unknown_since",
+        "unrecorded",
+    )
+
+    def __init__(self, base: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.base = base
+        self.news: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.task: asyncio.Task[None] | None = None
+        self.relay: Relay | None = None  # None: no caller, the background drives
+        self.decision: Decision | None = None
+        self.operation: Operation | None = None
+        self.answer: Answer | None = None  # the newest one, with all its headers
+        self.result: SendResult | None = None
+        self.error: Exception | None = None
+        self.unrecorded = False  # the ledger failed after the send
+        self.unknown_since: float | None = None  # monotonic
+        self.patience: asyncio.Task[None] | None = None
+
+    def expect_caller(self) -> None:
+        self.relay = Relay(self.tell)
+
+    def tell(self) -> None:
+        if not self.news.done():
+            self.news.set_result(None)
+
+    def finish(self) -> None:
+        self.tell()
+        self.done.set_result(None)
+        if self.patience is not None:
+            self.patience.cancel()
+
+
+@dataclass(slots=True)
+class Sight:
+    """The monotonic memory behind ``core.decide.Watch`` for one unknown operation."""
+
+    quiet_since: float
+    looks: int = 0
+    tries: int = 0
+    last_look: float | None = None
+
+    def next_look_in(self, lookup: Lookup | None, now: float) -> float:
+        if lookup is None:
+            return 0.0
+        return next_look_in(
+            lookup,
+            quiet_for=now - self.quiet_since,
+            since_last=now - self.last_look if self.last_look is not None else None,
+            looks=self.looks,
+            tries=self.tries,
+        )
+
+
+class Sights:
+    """Sights of all unknown operations, by operation key."""
+
+    def __init__(self) -> None:
+        self._sights: dict[str, Sight] = {}
+
+    def get(self, key: str, now: float) -> Sight:
+        """An operation that this process meets for the first time counts from now."""
+        sight = self._sights.get(key)
+        if sight is None:
+            sight = self._sights[key] = Sight(now)
+        return sight
+
+    def left(self, key: str, now: float) -> None:
+        """A byte may have left until now: quiet begins anew, and earlier looks count no more."""
+        self._sights[key] = Sight(now)
+
+    def looked(self, key: str, began: float, *, counts: bool) -> None:
+        """A lookup that began then has ended; ``counts``: it found nothing, late enough."""
+        sight = self.get(key, began)
+        sight.tries += 1
+        sight.last_look = began
+        sight.looks = sight.looks + 1 if counts else 0
+
+    def settled(self, key: str) -> None:
+        self._sights.pop(key, None)
+
+
+class Lent:
+    """Credentials of callers, in memory only, by operation base; the newest caller's count."""
+
+    def __init__(self) -> None:
+        self._lent: OrderedDict[str, Credentials] = OrderedDict()
+
+    def lend(self, base: str, credentials: Credentials) -> None:
+        if not credentials:
+            return
+        self._lent[base] = credentials
+        self._lent.move_to_end(base)
+        if len(self._lent) > LENDERS_MAX:
+            self._lent.popitem(last=False)
+
+    def get(self, base: str) -> Credentials | None:
+        return self._lent.get(base)
+
+    def give_back(self, base: str) -> None:
+        self._lent.pop(base, None)

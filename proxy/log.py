@@ -1,0 +1,182 @@
+"""Log lines: one JSON object or one readable line each, to stderr, with secrets taken out.
+
+Lines of this program and of the libraries it uses go through the same steps. Redaction is not left
+to the places that log: fields with a secret-sounding name are starred, texts that look like a
+credential are starred, and so is every secret that was registered with ``hide``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterable, MutableMapping
+from functools import lru_cache
+from typing import Any, TextIO, cast
+
+import orjson
+import structlog
+
+Line = MutableMapping[str, Any]
+
+_SECRET_NAMES = re.compile(
+    r"(?i)(authorization|cookie|secret|password|passwd|api[-_]?key|(^|[-_])token$|credential)"
+)
+_SECRET_TEXTS = (
+    re.compile(r"(?i)\b((?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{8,}"),  # header values
+    re.compile(r"(://)[^/\s:@]+:[^/\s@]+(?=@)"),  # user and password in a URL
+    re.compile(r"(?i)([?&](?:access_token|api_?key|key|token|sig|signature)=)[^&\s\"']+"),
+    re.compile(r"\b((?:sk|rk|pk|xox[abp]|ghp|gho|ghs|github_pat|whsec)[-_])[A-Za-z0-9_-]{8,}"),
+)
+_SUSPICIOUS = re.compile(
+    r"(?i)bearer |basic |token|://|key|sig|[srp]k[-_]|xox|gh[pos]_|github_pat|whsec"
+)
+"""One cheap look before the patterns above: nearly all texts of a line are harmless words."""
+_STARS = "***"
+_MAX_TEXT = 4_000  # one value of a line; more is a body, and bodies do not belong into a log
+
+_hidden: set[str] = set()
+
+
+def hide(secrets: Iterable[str]) -> None:
+    """Never let these texts appear in a line, whatever field they are in."""
+    _hidden.update(secret for secret in secrets if len(secret) >= 8)  # shorter ones are also words
+
+
+def configure(
+    level: str = "info", form: str = "auto", stream: TextIO | None = None, *, final: bool = False
+) -> None:
+    """Set up the whole process. ``form``: json | text | auto (text on a terminal).
+
+    Calling it again replaces the set-up, unless it was ``final``: then loggers keep what they had
+    when they were first used, which makes a line three times cheaper.
+    """
+    out = stream or sys.stderr
+    text = form == "text" or (form == "auto" and out.isatty())
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    render = _text_renderer(out) if text else _render_json
+    structlog.configure(
+        processors=[*shared, render],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(out),
+        cache_logger_on_first_use=final,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.PositionalArgumentsFormatter(),
+                structlog.stdlib.add_logger_name,
+            ],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *shared,
+                render,
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # What libraries say below a warning is about their insides.
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+def get(component: str) -> Any:
+    """A logger whose lines say which part of the proxy they are from."""
+    return structlog.get_logger(component=component)
+
+
+def decision(
+    log: Any,
+    *,
+    operation: str | None,
+    decision: str,
+    reason: str,
+    service: str = "-",
+    endpoint: str = "-",
+    attempt: int | None = None,
+    outcome: str | None = None,
+    status: int | None = None,
+    seconds: float | None = None,
+) -> None:
+    """The line that each decision gets; its words are those of the history."""
+    log.info(
+        "decision",
+        operation=operation,
+        decision=decision,
+        reason=reason,
+        service=service,
+        endpoint=endpoint,
+        attempt=attempt,
+        outcome=outcome,
+        status=status,
+        milliseconds=None if seconds is None else round(seconds * 1000, 3),
+    )
+
+
+def redact(_logger: object, _method: str, line: Line) -> Line:
+    """Take secrets out of every field, at any depth."""
+    for name, value in line.items():
+        line[name] = _STARS if _secret_name(name) and value else _clean(value)
+    return line
+
+
+def redact_text(text: str) -> str:
+    """The text without anything that looks like, or is known to be, a credential."""
+    for secret in _hidden:
+        if secret in text:
+            text = text.replace(secret, _STARS)
+    if _SUSPICIOUS.search(text):
+        for pattern in _SECRET_TEXTS:
+            text = pattern.sub(r"\1" + _STARS, text)
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
+
+
+@lru_cache(maxsize=1024)  # field names are few, and each line has a dozen
+def _secret_name(name: object) -> bool:
+    return isinstance(name, str) and _SECRET_NAMES.search(name) is not None
+
+
+def _clean(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, dict):
+        return {
+            str(name): _STARS if _secret_name(name) and inner else _clean(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_clean(item) for item in value]
+    if isinstance(value, (bytes, bytearray)):
+        return f"<{len(value)} bytes>"
+    return redact_text(str(value))
+
+
+def _render_json(_logger: object, _method: str, line: Line) -> str:
+    known = {name: value for name, value in line.items() if value is not None}
+    ordered = {name: known.pop(name) for name in ("time", "level", "event") if name in known}
+    return orjson.dumps({**ordered, **known}, default=str, option=orjson.OPT_NON_STR_KEYS).decode(
+        "utf-8", "replace"
+    )
+
+
+def _text_renderer(out: TextIO) -> Callable[[object, str, Line], str]:
+    console = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0)
+
+    def render(logger: object, method: str, line: Line) -> str:
+        line["timestamp"] = line.pop("time", "")
+        for name in [name for name, value in line.items() if value is None]:
+            del line[name]
+        line["event"] = str(line.get("event", "")).replace("\n", "\\n")
+        return console(cast("Any", logger), method, line)
+
+    return render

@@ -1,0 +1,240 @@
+"""What Prometheus sees. Every name here is explained in ``docs/metrics.md``; a test holds the two.
+
+Labels are bounded: services and endpoints come from rule files, everything else is a closed word.
+Runs, steps, operation keys and host names are never labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from proxy import __version__
+from proxy.clock import Clock
+from proxy.core.operation import Operation, State
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+NONE = "-"
+"""The label of a call that no rule speaks for."""
+
+OTHER = "other"
+MAX_PAIRS = 500  # (service, endpoint) pairs; rule sets have some dozens, more would be a leak
+
+# A call to an API takes 50 ms to some seconds; a model's answer up to minutes.
+_UPSTREAM_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+# What the proxy adds is one or two commits: some ms on a good disk, and tails matter.
+_LOCAL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+REFRESH_SECONDS: Final = 5.0  # gauges of the ledger; a scrape interval is rarely shorter
+
+
+class LedgerCounts(Protocol):
+    """The part of a ledger that the gauges are read from."""
+
+    async def counts(self) -> Mapping[tuple[str, str, str | None], int]: ...
+
+    async def unsettled(self) -> Sequence[Operation]: ...
+
+
+class Metrics:
+    """All counters of one proxy, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self._pairs: set[tuple[str, str]] = set()
+        self._calls = Counter(
+            "onceproxy_calls",
+            "Calls answered, by what became of them",
+            ["service", "endpoint", "outcome"],
+            registry=r,
+        )
+        self._suppressed = Counter(
+            "onceproxy_duplicates_suppressed",
+            "Calls that would have repeated an effect and did not",
+            ["service", "endpoint", "how"],
+            registry=r,
+        )
+        self._operations = Gauge(
+            "onceproxy_operations", "Operations in the ledger", ["state"], registry=r
+        )
+        self._unknown = Gauge(
+            "onceproxy_unknown",
+            "Operations whose outcome is not known, by what settling waits for",
+            ["service", "blocked_by"],
+            registry=r,
+        )
+        self._oldest_unknown = Gauge(
+            "onceproxy_oldest_unknown_seconds",
+            "Age of the oldest operation whose outcome is not known; 0 without one",
+            registry=r,
+        )
+        self._reconciled = Counter(
+            "onceproxy_reconcile",
+            "Questions to APIs whether an effect exists, by their answer",
+            ["service", "result"],
+            registry=r,
+        )
+        self._upstream = Histogram(
+            "onceproxy_upstream_seconds",
+            "From the first byte sent to the end of the answer",
+            ["service"],
+            buckets=_UPSTREAM_BUCKETS,
+            registry=r,
+        )
+        self._overhead = Histogram(
+            "onceproxy_overhead_seconds",
+            "Time the proxy added to a call: its whole time without the service's",
+            buckets=_LOCAL_BUCKETS,
+            registry=r,
+        )
+        self._commit = Histogram(
+            "onceproxy_ledger_commit_seconds",
+            "Time of one durable ledger transaction",
+            buckets=_LOCAL_BUCKETS,
+            registry=r,
+        )
+        self._batch = Histogram(
+            "onceproxy_ledger_batch_size",
+            "Changes that shared one ledger transaction",
+            buckets=_BATCH_BUCKETS,
+            registry=r,
+        )
+        self._ledger_errors = Counter(
+            "onceproxy_ledger_errors",
+            "Ledger work that failed; nothing was sent on the strength of it",
+            registry=r,
+        )
+        self._tunnels = Counter(
+            "onceproxy_tunnels",
+            "Connections passed on unopened: seen, not protected",
+            ["host_kind"],
+            registry=r,
+        )
+        self._unprotected = Counter(
+            "onceproxy_unprotected",
+            "Writes passed on without protection, by why",
+            ["reason"],
+            registry=r,
+        )
+        self._observed = Counter(
+            "onceproxy_observed",
+            "What would have been decided for calls in observe mode",
+            ["decision"],
+            registry=r,
+        )
+        self._reload_ok = Gauge(
+            "onceproxy_reload_ok", "1 if the newest (re)load of the rules was accepted", registry=r
+        )
+        self._reload_time = Gauge(
+            "onceproxy_reload_last_success_timestamp_seconds",
+            "When rules were last accepted",
+            registry=r,
+        )
+        self._faults = Gauge(
+            "onceproxy_fault_injection_enabled", "1 if failpoints are configured", registry=r
+        )
+        self._build = Gauge("onceproxy_build_info", "1, with the version", ["version"], registry=r)
+        self._build.labels(__version__).set(1)
+        for state in State:
+            self._operations.labels(state.value).set(0)
+
+    # What the engine and the front door report
+
+    def decided(self, service: str, endpoint: str, outcome: str) -> None:
+        """A call got its answer: sent, replayed, coalesced, reconciled, resolved, refused, held,
+        or passed (forwarded without protection, or a read)."""
+        self._calls.labels(*self._pair(service, endpoint), outcome).inc()
+
+    def suppressed(self, service: str, endpoint: str, how: str) -> None:
+        """replayed | coalesced | reconciled | upstream_replayed | drift_replayed"""
+        self._suppressed.labels(*self._pair(service, endpoint), how).inc()
+
+    def upstream(self, service: str, seconds: float) -> None:
+        self._upstream.labels(self._service(service)).observe(seconds)
+
+    def overhead_seconds(self, seconds: float) -> None:
+        self._overhead.observe(seconds)
+
+    def reconciled(self, service: str, result: str) -> None:
+        """found | absent | several | inconclusive"""
+        self._reconciled.labels(self._service(service), result).inc()
+
+    def tunnel(self, host_kind: str) -> None:
+        """ruled | unruled | configured"""
+        self._tunnels.labels(host_kind).inc()
+
+    def unprotected(self, reason: str) -> None:
+        """no_identity | pass | tunnel | observe ..."""
+        self._unprotected.labels(reason).inc()
+
+    def observed(self, decision: str) -> None:
+        self._observed.labels(decision).inc()
+
+    def commit(self, seconds: float, batch: int) -> None:
+        self._commit.observe(seconds)
+        self._batch.observe(batch)
+
+    def ledger_error(self) -> None:
+        self._ledger_errors.inc()
+
+    # What the wiring reports
+
+    def reloaded(self, ok: bool, at: float) -> None:
+        self._reload_ok.set(1 if ok else 0)
+        if ok:
+            self._reload_time.set(at)
+
+    def faults_enabled(self, enabled: bool) -> None:
+        self._faults.set(1 if enabled else 0)
+
+    async def refresh(self, ledger: LedgerCounts, now: float) -> None:
+        """Read the gauges from the ledger."""
+        self._show_counts(await ledger.counts())
+        unknown = [op for op in await ledger.unsettled() if op.state is State.UNKNOWN]
+        oldest = min((op.first_maybe_sent_at or op.created_at for op in unknown), default=now)
+        self._oldest_unknown.set(max(0.0, now - oldest))
+
+    async def keep_fresh(self, ledger: LedgerCounts, clock: Clock) -> None:
+        """Refresh the gauges until cancelled. A ledger that cannot be read leaves them as they are
+        and is counted."""
+        while True:
+            try:
+                await self.refresh(ledger, clock.time())
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                self.ledger_error()
+            await clock.sleep(REFRESH_SECONDS)
+
+    def expose(self) -> bytes:
+        """The text that a scrape gets."""
+        return generate_latest(self.registry)
+
+    def _show_counts(self, counts: Mapping[tuple[str, str, str | None], int]) -> None:
+        """Entries with the service "" are totals by state, the others are of unsettled ones."""
+        self._unknown.clear()
+        for (service, state, blocked_by), number in counts.items():
+            if not service:
+                self._operations.labels(state).set(number)
+            elif state == State.UNKNOWN.value:
+                self._unknown.labels(self._service(service), blocked_by or NONE).inc(number)
+
+    def _pair(self, service: str, endpoint: str) -> tuple[str, str]:
+        pair = (service or NONE, endpoint or NONE)
+        if pair in self._pairs:
+            return pair
+        if len(self._pairs) >= MAX_PAIRS:
+            return (OTHER, OTHER)
+        self._pairs.add(pair)
+        return pair
+
+    def _service(self, service: str) -> str:
+        known = len(self._pairs) < MAX_PAIRS or any(service == name for name, _ in self._pairs)
+        return (service or NONE) if known else OTHER

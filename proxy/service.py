@@ -1,0 +1,269 @@
+"""What people and programs may ask and do about operations: one place for API, CLI and console.
+
+Queries read the ledger. Acts are two: resolving an operation whose outcome nobody could find out,
+and asking for a fresh look at it. Resolving sends nothing; "did not happen" only allows the next
+call to be sent. Nothing here knows HTTP or a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from proxy.clock import Clock
+from proxy.core.identity import encode_part
+from proxy.core.operation import Event, Kind, Operation, State, evolve_all
+from proxy.core.rules import Endpoint, Service
+from proxy.errors import ServiceError
+from proxy.ledger.base import (
+    Change,
+    Conflict,
+    Damaged,
+    Ledger,
+    LedgerError,
+    Query,
+    StoredEvent,
+    as_json,
+)
+from proxy.resolution import Resolution
+
+LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
+EVENTS_MAX: Final = 1_000
+_UNRESOLVED: Final = (State.UNKNOWN.value, State.IN_FLIGHT.value)
+POLL_SECONDS: Final = 0.5  # how late a watcher may learn of an event
+
+
+class OperationService:
+    """Queries and acts over one ledger.
+
+    ``settle`` is the engine's: it tries to find out how one unknown operation ended. ``reload``
+    reads the rule files again; it raises ServiceError and keeps the old ones when they cannot be
+    used.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        clock: Clock,
+        services: Callable[[], Sequence[Service]],
+        settle: Callable[[str], Awaitable[object]],
+        reload: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._services = services
+        self._settle = settle
+        self._reload = reload
+
+    # Queries
+
+    async def operations(self, query: Query) -> list[dict[str, Any]]:
+        """Newest first."""
+        return [as_json(operation) for operation in await self._ledger.operations(query)]
+
+    async def one(self, key: str) -> dict[str, Any]:
+        return detail(self._get(key))
+
+    async def history(self, key: str) -> list[dict[str, Any]]:
+        """Every event of one operation, oldest first."""
+        self._get(key)
+        return [event_json(stored) for stored in await self._ledger.history(key)]
+
+    async def events(self, after: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+        """Events of all runs with a ``seq`` above ``after``."""
+        stored = await self._ledger.events(after, min(limit, EVENTS_MAX))
+        return [event_json(one) for one in stored]
+
+    async def follow(self, after: int) -> AsyncIterator[dict[str, Any] | None]:
+        """The same without end; None is yielded whenever there is nothing new, so that a watcher
+        can be kept alive or found gone."""
+        while True:
+            found = await self.events(after)
+            for event in found:
+                yield event
+                after = event["seq"]
+            if not found:
+                yield None
+                await self._clock.sleep(POLL_SECONDS)
+
+    async def resume(self, run: str) -> dict[str, Any]:
+        """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
+        it."""
+        row = await self._ledger.begin_epoch(encode_part(run))
+        found = await self.operations(Query(run=row.run, limit=LIST_MAX))
+        return {
+            "run": row.run,
+            "epoch": row.epoch,
+            "operations": found,
+            "unresolved": [one for one in found if one["state"] in _UNRESOLVED],
+        }
+
+    def rules(self) -> list[dict[str, Any]]:
+        return describe_rules(self._services())
+
+    # Acts
+
+    async def resolve(self, key: str, resolution: Resolution) -> dict[str, Any]:
+        """Record what a person found out. Raises ServiceError."""
+        operation = self._get(key)
+        _check_resolvable(operation, resolution)
+        events = [_resolved(resolution, self._clock.time())]
+        if resolution.external_id:
+            events += self._shared(operation, resolution)
+        try:
+            stored = await self._ledger.commit(
+                Change(evolve_all(operation, events), tuple(events), answer=resolution.answer)
+            )
+        except Conflict as error:
+            raise ServiceError(
+                "conflict", "Something happened to it in the meantime: look at it again."
+            ) from error
+        except LedgerError as error:
+            raise ServiceError("ledger-unavailable", f"Not recorded: {error}") from error
+        return detail(stored)
+
+    async def reconcile(self, key: str) -> dict[str, Any]:
+        """Ask the API once more whether the effect exists, and return the operation after it."""
+        operation = self._get(key)
+        if operation.state is State.UNKNOWN:
+            await self._settle(key)
+        elif operation.state is State.IN_FLIGHT:
+            raise ServiceError("in-flight", "It is being sent: its answer decides.")
+        return detail(self._get(key))
+
+    async def reload(self) -> list[dict[str, Any]]:
+        """Read the rule files again and return the rules that hold now."""
+        await self._reload()
+        return self.rules()
+
+    def _get(self, key: str) -> Operation:
+        try:
+            operation = self._ledger.get(key)
+        except Damaged as error:
+            raise ServiceError("damaged", f"Run `onceproxy audit verify`: {error}") from error
+        if operation is None:
+            raise ServiceError(
+                "not-found", "No operation has this key. A key is RUN/STEP/OPERATION/vN."
+            )
+        return operation
+
+    def _shared(self, operation: Operation, resolution: Resolution) -> list[Event]:
+        owner = self._ledger.adopted(
+            operation.service,
+            operation.endpoint,
+            operation.intent.account,
+            resolution.external_id or "",
+        )
+        if owner is None or owner == operation.key:
+            return []
+        data = {"external_id": resolution.external_id, "with": owner}
+        return [Event(Kind.SHARED_EFFECT, self._clock.time(), data)]
+
+
+def detail(operation: Operation) -> dict[str, Any]:
+    """One operation with its attempts and what was sent, bodies left out."""
+    intent = operation.intent
+    return as_json(operation) | {
+        "attempt_list": [
+            {
+                "number": attempt.number,
+                "started_at": attempt.started_at,
+                "ended_at": attempt.ended_at,
+                "end": attempt.end.value if attempt.end else None,
+                "reason": attempt.reason,
+                "status": attempt.status,
+                "keyed": attempt.keyed,
+                "credentialed": attempt.credentialed,
+            }
+            for attempt in operation.attempts
+        ],
+        "request": {
+            "method": operation.method,
+            "url": operation.url,
+            "body_size": intent.body_size,
+            "body_sha256": intent.body_sha256,
+        },
+        "upstream_key": intent.upstream_key,
+        "marker": intent.marker,
+    }
+
+
+def event_json(stored: StoredEvent) -> dict[str, Any]:
+    return {
+        "seq": stored.seq,
+        "run": stored.run,
+        "operation": stored.key,
+        "event": stored.event.kind.value,
+        "at": stored.event.at,
+        "data": dict(stored.event.data),
+        "hash": stored.hash,
+    }
+
+
+def describe_rules(services: Sequence[Service]) -> list[dict[str, Any]]:
+    """One object per endpoint, in the order in which they are tried."""
+    return [
+        {
+            "service": service.name,
+            "endpoint": endpoint.name,
+            "effect": endpoint.effect,
+            "key": f"{endpoint.key.place}:{endpoint.key.name}" if endpoint.key else None,
+            "settles_by": settles_by(endpoint),
+            "confidence": endpoint.confidence,
+            "mode": endpoint.mode,
+            "file": service.path,
+        }
+        for service in services
+        for endpoint in service.endpoints
+    ]
+
+
+def settles_by(endpoint: Endpoint) -> str:
+    """What can find out how a lost call ended: key, query, key+query, or only a person; - for a
+    read, which has no effect to find out about."""
+    if endpoint.effect == "read":
+        return "-"
+    ways = [way for way, there in (("key", endpoint.key), ("query", endpoint.reconcile)) if there]
+    return "+".join(ways) or "person"
+
+
+def _check_resolvable(operation: Operation, resolution: Resolution) -> None:
+    if resolution.revision is not None and resolution.revision != operation.revision:
+        raise ServiceError(
+            "conflict",
+            f"It is at revision {operation.revision}, not {resolution.revision}: look at it again.",
+        )
+    state = operation.state
+    if state is State.IN_FLIGHT:
+        raise ServiceError("in-flight", "It is being sent or settled: wait until it is unknown.")
+    if state is State.UNKNOWN:
+        return
+    if state is State.NOT_APPLIED and resolution.as_ == "abandoned":
+        return
+    raise ServiceError("not-resolvable", _WHY_NOT.get(str(state), f"It is {state}."))
+
+
+_WHY_NOT = {
+    "not_applied": "It is known to have had no effect, and the next call will be sent; "
+    "it can only be abandoned.",
+    "awaiting_approval": "Nothing was sent: grant or deny its approval.",
+    "succeeded": "It has succeeded.",
+    "failed": "It has failed, without an effect.",
+}
+
+
+def _resolved(resolution: Resolution, at: float) -> Event:
+    answer = resolution.answer
+    return Event(
+        Kind.OPERATOR_RESOLVED,
+        at,
+        {
+            "as": resolution.as_,
+            "by": resolution.by,
+            "evidence": resolution.evidence,
+            "external_id": resolution.external_id,
+            "status": answer.status if answer else None,
+            "kept": answer is not None,
+        },
+    )
