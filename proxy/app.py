@@ -31,6 +31,8 @@ from proxy.control.tokens import gather
 from proxy.core.call import Policy
 from proxy.core.decide import Limits
 from proxy.core.matching import RuleSet
+from proxy.core.model import header
+from proxy.core.refusal import CODES
 from proxy.core.rules import Auth
 from proxy.engine import Engine, Settings
 from proxy.errors import ServiceError
@@ -39,6 +41,7 @@ from proxy.ledger.seal import load_key
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
 from proxy.net.egress import Egress
+from proxy.net.exchange import Reply
 from proxy.net.frontend import FrontDoor
 from proxy.net.tls import CERT_FILE, CertificateAuthority
 from proxy.net.upstream import Upstream
@@ -83,6 +86,7 @@ class App:
         self._engine: Engine | None = None
         self._stack = AsyncExitStack()
         self._not_ready: str | None = "starting"
+        self._stop_by: float | None = None  # monotonic
 
     async def start(self) -> Started:
         async with AsyncExitStack() as stack:
@@ -93,6 +97,7 @@ class App:
 
     async def stop(self) -> None:
         self._not_ready = "stopping"
+        self._stop_by = self._clock.monotonic() + self._config.limits.drain
         await self._stack.aclose()
 
     async def reload(self) -> None:
@@ -119,7 +124,9 @@ class App:
         egress = self._egress()
 
         key = load_key(config.ledger_key_path, create=not config.ledger_path.exists())
-        ledger = SqliteLedger(config.ledger_path, key=key, clock=self._clock)
+        ledger = SqliteLedger(
+            config.ledger_path, key=key, clock=self._clock, observe=metrics.commit
+        )
         await ledger.open()
         stack.push_async_callback(ledger.close)
         for warning in (*ledger.alarms, *ledger.warnings, *self._loaded.warnings):
@@ -140,7 +147,7 @@ class App:
         )
         self._engine = engine
         await engine.start()
-        stack.push_async_callback(engine.stop, config.limits.drain)
+        stack.push_async_callback(lambda: engine.stop(self._drain()))
         self._background(stack, "settling", self._keep_settling)
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
@@ -163,7 +170,7 @@ class App:
 
         door = self._front_door(Callers(engine), authority, upstream)
         await door.start(config.listen.host, config.listen.port)
-        stack.push_async_callback(door.stop, config.limits.drain)
+        stack.push_async_callback(lambda: door.stop(self._drain()))
         for port in (door.port, control_address.port, *door.gateway_ports):
             egress.protect(port)
 
@@ -176,6 +183,12 @@ class App:
         _write_serving(config.serving_path, started)
         stack.callback(config.serving_path.unlink, missing_ok=True)
         return started
+
+    def _drain(self) -> float:
+        """What is left of the time for running calls; callers and sends share it."""
+        if self._stop_by is None:
+            return self._config.limits.drain
+        return max(0.0, self._stop_by - self._clock.monotonic())
 
     def _use(self, rules: RuleSet) -> None:
         self._rules = rules
@@ -252,7 +265,7 @@ class App:
     ) -> FrontDoor:
         config = self._config
         return FrontDoor(
-            callers.handle,
+            self._metrics.measuring(callers.handle, self._clock, _outcome),
             ca=authority,
             intercept=config.tls.intercept,
             knows_host=self._knows_host,
@@ -334,6 +347,12 @@ def secret_of(auth: Auth) -> str | None:
 async def _reload(app: App) -> None:
     with contextlib.suppress(ServiceError):  # it is in the log, and there is nobody to tell
         await app.reload()
+
+
+def _outcome(reply: Reply) -> str:
+    word = header(reply.headers, "Onceproxy-Outcome") or ""
+    unavailable = CODES["ledger-unavailable"].status  # no other refusal has this status
+    return "ledger_error" if word == "refused" and reply.status == unavailable else word
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

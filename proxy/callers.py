@@ -156,8 +156,10 @@ class Callers:
             code = "upstream-lost" if isinstance(flight.result, Lost) else "upstream-not-reached"
             reason = flight.result.reason if isinstance(flight.result, NotSent | Lost) else ""
             return self._refuse(Refusal(code, reason), bound.endpoint)
-        mine = operation is not None and isinstance(decision, Answer) and (
-            operation.key == decision.operation.key
+        mine = (
+            operation is not None
+            and isinstance(decision, Answer)
+            and (operation.key == decision.operation.key)
         )
         found = mine and operation is not None and operation.outcome is not None
         how = "replayed"
@@ -209,7 +211,8 @@ class Callers:
         return Bound(newest.base if newest is not None else call.base, ask, call.endpoint, call)
 
     def _at_rest(self, bound: Bound) -> Answer | Refuse | None:
-        """What a recorded end, or the attempt of the twin just waited for, decides for this call."""
+        """What a recorded end, or the attempt of the twin just waited for, decides for this
+        call."""
         operation, previous = self._engine.load(bound)
         if operation is None or self._engine.owes(operation):
             return None
@@ -291,7 +294,9 @@ class Callers:
 
     def _streamed(self, bound: Bound, flight: Flight) -> Reply:
         relay, operation = flight.relay, flight.operation
-        assert operation is not None and relay is not None and relay.head is not None
+        assert operation is not None
+        assert relay is not None
+        assert relay.head is not None
         self._decided(bound.endpoint, "sent", operation, "streamed")
         told = self._delivered(bound, operation)
 
@@ -351,9 +356,7 @@ class Callers:
                 attempts = len(operation.attempts) if operation is not None else 0
         return problem(refusal, attempts=attempts)
 
-    def _decided(
-        self, endpoint: Endpoint, outcome: str, operation: Operation, reason: str
-    ) -> None:
+    def _decided(self, endpoint: Endpoint, outcome: str, operation: Operation, reason: str) -> None:
         self._metrics.decided(endpoint.service, endpoint.name, outcome)
         log.info(
             "answered",
@@ -366,7 +369,7 @@ class Callers:
     def _suppressed(self, endpoint: Endpoint, how: str) -> None:
         self._metrics.suppressed(endpoint.service, endpoint.name, how)
 
-    # -- calls that are not governed -----------------------------------------------------------------
+    # -- calls that are not governed ---------------------------------------------------------------
 
     async def _pass(
         self,

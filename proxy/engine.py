@@ -2,10 +2,10 @@
 
     load -> decide -> commit -> act -> settle -> commit -> load ...
 
-``core.decide`` says what to do, this file does it, and nothing else in the program does. The laws it
-keeps: the intent is durable before the first byte leaves, the outcome is durable before the caller
-has the whole answer, and a send goes out in one place only. First call, duplicate, resume and
-background settling differ in nothing but the snapshot they meet.
+``core.decide`` says what to do, this file does it, and nothing else in the program does. The laws
+it keeps: the intent is durable before the first byte leaves, the outcome is durable before the
+caller has the whole answer, and a send goes out in one place only. First call, duplicate, resume
+and background settling differ in nothing but the snapshot they meet.
 
 An operation is driven by one *flight*, a task of its own, so that a caller that leaves cancels
 nothing. Who waits for a flight is in ``callers.py``.
@@ -38,7 +38,7 @@ from proxy.core.decide import (
 )
 from proxy.core.intent import intend, placed
 from proxy.core.matching import RuleSet
-from proxy.core.model import Answer, Answered, Lost, NotSent, Request, SendResult
+from proxy.core.model import Answer, Answered, NotSent, Request, SendResult
 from proxy.core.operation import Event, Kind, Operation, State, evolve_all
 from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
 from proxy.core.rules import Auth, Endpoint, Lookup
@@ -192,15 +192,11 @@ class Engine:
         if flight.relay is not None:
             await flight.relay.end(operation.state in ENDED)
 
-    async def _to_send(
-        self, bound: Bound, snapshot: Snapshot
-    ) -> tuple[Operation, Request, bool]:
+    async def _to_send(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
         """The operation to start an attempt of, its request, and whether that request is new."""
         operation, call = snapshot.operation, bound.call
         if operation is not None and (
-            call is None
-            or operation.ever_left
-            or operation.intent.fingerprint == call.fingerprint
+            call is None or operation.ever_left or operation.intent.fingerprint == call.fingerprint
         ):
             return operation, await self._stored(bound, operation), False
         assert call is not None
@@ -337,12 +333,18 @@ class Engine:
 
     async def _reconcile(self, flight: Flight, bound: Bound, snapshot: Snapshot) -> None:
         operation, lookup = snapshot.operation, bound.lookup
-        assert operation is not None and lookup is not None
+        assert operation is not None
+        assert lookup is not None
         began = self.clock.monotonic()
         verdict = await self._look(bound, operation, lookup)
         adopted = self._adopted(operation, verdict)
         learned = settle.lookup_ended(
-            operation, lookup, verdict, snapshot.watch, self._now(operation), adopted_by=adopted
+            lookup,
+            verdict,
+            snapshot.watch,
+            self._now(operation),
+            adopted_by=adopted,
+            marked=_mark(bound.endpoint, operation) is not None,
         )
         self._sights.looked(operation.key, began, counts=learned.counts)
         self.metrics.reconciled(operation.service, str(learned.events[0].kind))
@@ -361,8 +363,10 @@ class Engine:
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
         """One lookup, page by page."""
         assert bound.view is not None
-        mark = operation.intent.marker or operation.intent.upstream_key
-        names = {"key": mark, "sent_at": operation.first_maybe_sent_at or operation.created_at}
+        names = {
+            "key": _mark(bound.endpoint, operation),
+            "sent_at": operation.first_maybe_sent_at or operation.created_at,
+        }
         inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
         while True:
             step = inquiry.next()
@@ -443,9 +447,7 @@ class Engine:
         if operation.state is not State.IN_FLIGHT:
             return operation
         now = self._now(operation)
-        unsent = {
-            a.number for a in operation.attempts if (operation.key, a.number) in self._unsent
-        }
+        unsent = {a.number for a in operation.attempts if (operation.key, a.number) in self._unsent}
         events = settle.abandoned(operation, now, unsent)
         operation = await self.ledger.commit(Change(evolve_all(operation, events), events))
         self._unsent -= {(operation.key, number) for number in unsent}
@@ -483,9 +485,7 @@ class Engine:
 
     def _authorised(self, bound: Bound, request: Request) -> Request:
         own = bound.call.credentials if bound.call is not None else None
-        return self.outbound.authorised(
-            request, bound.endpoint, own or self.lent.get(bound.base)
-        )
+        return self.outbound.authorised(request, bound.endpoint, own or self.lent.get(bound.base))
 
     def _now(self, operation: Operation | None) -> float:
         """The wall clock, but never before the newest event of the operation."""
@@ -506,7 +506,8 @@ class Engine:
         flight.tell()
 
     def _has_patience(self, flight: Flight, seconds: float) -> bool:
-        """Whether a wait of that length ends before the callers' patience; the background has none."""
+        """Whether a wait of that length ends before the callers' patience; the background has
+        none."""
         if flight.relay is None:
             return False
         self._begin_patience(flight)
@@ -571,6 +572,13 @@ class Engine:
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
+
+
+def _mark(endpoint: Endpoint, operation: Operation) -> str | None:
+    """The text by which a lookup knows the operation. Where the rule has a marker that could not be
+    placed there is none: the key was written elsewhere, and not finding it proves nothing."""
+    intent = operation.intent
+    return intent.upstream_key if endpoint.marker is None else intent.marker
 
 
 ENDED = (State.SUCCEEDED, State.FAILED)

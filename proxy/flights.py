@@ -1,5 +1,6 @@
-"""What this process knows and the ledger does not: who is driving which operation, since when it has
-been quiet, and whose credentials were lent to it. All of it may be lost; none of it permits a send.
+"""What this process knows and the ledger does not: who is driving which operation, since when it
+has been quiet, and whose credentials were lent to it. All of it may be lost; none of it permits a
+send.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LENDERS_MAX = 10_000  # operations whose caller's credentials are remembered
 
 
 class Flight:
-    """One operation being driven. Its caller waits for ``news``, which comes when there is something
-    to tell while the driving may go on; twins wait until it is ``done``."""
+    """One operation being driven. Its caller waits for ``news``, which comes when there is
+    something to tell while the driving may go on; twins wait until it is ``done``."""
 
     __slots__ = (
         "answer",

@@ -7,8 +7,9 @@ Runs, steps, operation keys and host names are never labels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -16,6 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from proxy import __version__
 from proxy.clock import Clock
 from proxy.core.operation import Operation, State
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -30,6 +34,9 @@ _UPSTREAM_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 # What the proxy adds is one or two commits: some ms on a good disk, and tails matter.
 _LOCAL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+_spent: ContextVar[list[float] | None] = ContextVar("spent", default=None)
+"""Seconds that services have taken of the call that is being handled."""
 
 REFRESH_SECONDS: Final = 5.0  # gauges of the ledger; a scrape interval is rarely shorter
 
@@ -83,7 +90,7 @@ class Metrics:
         )
         self._upstream = Histogram(
             "onceproxy_upstream_seconds",
-            "From the first byte sent to the end of the answer",
+            "From the start of a send to the head of its answer, or to its loss",
             ["service"],
             buckets=_UPSTREAM_BUCKETS,
             registry=r,
@@ -157,10 +164,31 @@ class Metrics:
         self._suppressed.labels(*self._pair(service, endpoint), how).inc()
 
     def upstream(self, service: str, seconds: float) -> None:
+        """One send took so long until the head of its answer, or until it was lost."""
         self._upstream.labels(self._service(service)).observe(seconds)
+        spent = _spent.get()
+        if spent is not None:
+            spent[0] += seconds
 
-    def overhead_seconds(self, seconds: float) -> None:
-        self._overhead.observe(seconds)
+    def measuring(
+        self, handle: Callable[[A], Awaitable[R]], clock: Clock, outcome: Callable[[R], str]
+    ) -> Callable[[A], Awaitable[R]]:
+        """The same handler, its own share of each call's time measured. ``outcome`` of a reply:
+        ``coalesced`` has no share, it waited for its twin; ``ledger_error`` is counted as one."""
+
+        async def measured(arrival: A) -> R:
+            began = clock.monotonic()
+            spent = [0.0]
+            _spent.set(spent)  # the task that sends inherits it
+            reply = await handle(arrival)
+            word = outcome(reply)
+            if word == "ledger_error":
+                self.ledger_error()
+            if word != "coalesced":
+                self._overhead.observe(max(0.0, clock.monotonic() - began - spent[0]))
+            return reply
+
+        return measured
 
     def reconciled(self, service: str, result: str) -> None:
         """found | absent | several | inconclusive"""

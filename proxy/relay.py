@@ -1,8 +1,9 @@
 """An answer that flows to its caller while it is still being recorded.
 
 Short answers are recorded first and given afterwards. A long or endless one would keep its caller
-waiting, so it is passed on as it comes, and only its last chunk waits for the outcome to be durable:
-a caller that has the whole answer can rely on the record, and one that was cut off can see it.
+waiting, so it is passed on as it comes, and only its last chunk waits for the outcome to be
+durable: a caller that has the whole answer can rely on the record, and one that was cut off can
+see it.
 """
 
 from __future__ import annotations

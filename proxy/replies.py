@@ -10,7 +10,8 @@ from proxy.core.operation import Operation
 from proxy.core.rules import Endpoint
 from proxy.net.exchange import Reply
 
-# What a replay may repeat. Not the first Date, not Set-Cookie, nothing about a connection or a quota.
+# What a replay may repeat. Not the first Date, not Set-Cookie, nothing about a connection or a
+# quota.
 KEPT_HEADERS = frozenset(
     {
         "content-type",

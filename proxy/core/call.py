@@ -1,22 +1,22 @@
 """What an intercepted call is: something to pass through, to refuse, or a write with a name.
 
-``triage`` needs no body and says which of the three; ``name`` then works out everything that is known
-about a governed write before the ledger is asked: its operation's name, fingerprint, account, and
-whose idempotency key it carries.
+``triage`` needs no body and says which of the three; ``name`` then works out everything that is
+known about a governed write before the ledger is asked: its operation's name, fingerprint,
+account, and whose idempotency key it carries.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from proxy.core.credentials import Credentials, account_of, principal, split
 from proxy.core.decide import Ask
 from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, content_digest
 from proxy.core.identity import encode_part
 from proxy.core.keys import is_minted, keyed_digest
-from proxy.core.matching import Matched
+from proxy.core.matching import Matched, effective_method
 from proxy.core.model import Identity, Request
 from proxy.core.placement import key_of_caller
 from proxy.core.refusal import Refusal
@@ -24,7 +24,6 @@ from proxy.core.rules import Endpoint
 from proxy.core.views import MISSING, BodyMissing, RequestView
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-OVERRIDES = ("X-HTTP-Method-Override", "X-Method-Override", "X-HTTP-Method")
 DERIVED_STEP = "~"  # the step "derived from the canonical body"
 UNRULED = "unruled"  # the service name of hosts without a rule, in labels and lists
 DIGEST_LENGTH = 32  # hex digits in a name: 128 bits, no two bodies share them
@@ -137,14 +136,9 @@ def unruled_endpoint(request: Request) -> Endpoint:
 
 
 def is_write(request: Request) -> bool:
-    """By its method alone; an override header that names a write makes any method one."""
-    if request.method not in READS:
-        return True
-    for name in OVERRIDES:
-        value = request.header(name)
-        if value is not None and value.strip().upper() not in READS:
-            return True
-    return False
+    """By its method alone; an override header may make a read a write, never the other way
+    round."""
+    return effective_method(request) not in READS
 
 
 def triage(
@@ -180,7 +174,8 @@ def triage(
             "A write to an endpoint of a rule needs a run and a step: put them into the proxy "
             "address (http://RUN:STEP@host:port) or into X-Run-Id and X-Step-Id.",
         )
-    assert identity.run is not None and identity.step is not None
+    assert identity.run is not None
+    assert identity.step is not None
     return Governable(identity.run, identity.step, identity.operation_id, matched)
 
 
@@ -294,4 +289,4 @@ def _needs_approval(endpoint: Endpoint, view: RequestView) -> bool:
     approval = endpoint.approval
     if approval is None:
         return False
-    return approval.required or (approval.when is not None and approval.when.holds(view, {}))
+    return approval.required or (approval.when is not None and approval.when.may_hold(view))

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from proxy.core.call import Governed
 from proxy.core.keys import render
-from proxy.core.model import Request
+from proxy.core.model import Request, without
 from proxy.core.operation import Intent, Operation
 from proxy.core.placement import CannotPlace, put_key, put_marker
 from proxy.core.rules import Endpoint, KeySpec, Marker
+
+READABLE_CODINGS = frozenset({"gzip", "deflate", "identity"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ def intend(
     now: float,
     kept_body: int,
 ) -> Intended:
-    """``base``: RUN/STEP/OPERATION. ``secrets``: those that make upstream keys, the first one for new operations; empty means the
-    keys are plain functions of the operation key. ``kept_body``: largest body to be kept, bytes."""
+    """``base``: RUN/STEP/OPERATION. ``secrets``: those that make upstream keys, the first one for
+    new operations; empty means the keys are plain functions of the operation key. ``kept_body``:
+    largest body to be kept, bytes."""
     secret = secrets[0] if secrets else None
     request, notes = call.bare, []
     key = call.caller_key
@@ -45,6 +48,8 @@ def intend(
     inherited = _inherited(previous, call)
     key_version = inherited.key_version if inherited is not None else version
     changes = call.mode == "enforce" and endpoint.signed == "none"
+    if changes and call.ruled:
+        request = readable(request)
     key_place = None
     if endpoint.key is not None:
         key_place = (endpoint.key.place, endpoint.key.name)
@@ -62,9 +67,7 @@ def intend(
     if endpoint.marker is not None and changes:
         marker = _marker(endpoint.marker, f"{base}/v{version}", secret)
         try:
-            request = put_marker(
-                request, endpoint.marker, marker, {"key": marker}, endpoint.match
-            )
+            request = put_marker(request, endpoint.marker, marker, {"key": marker}, endpoint.match)
         except CannotPlace as problem:
             marker = None
             notes.append(f"the marker was not placed: {problem}")
@@ -139,6 +142,20 @@ def _upstream_key(spec: KeySpec, operation_key: str, secret: bytes | None) -> st
 
 def _marker(spec: Marker, operation_key: str, secret: bytes | None) -> str:
     return render(operation_key, spec.rendering, max_length=spec.max_length, secret=secret)
+
+
+def readable(request: Request) -> Request:
+    """The request without content codings that an answer could not be judged in."""
+    accepted = request.header("Accept-Encoding")
+    if accepted is None:
+        return request
+    kept = [
+        coding.strip()
+        for coding in accepted.split(",")
+        if coding.partition(";")[0].strip().lower() in READABLE_CODINGS
+    ]
+    headers = without(request.headers, ("Accept-Encoding",))
+    return request.with_(headers=(*headers, ("Accept-Encoding", ", ".join(kept) or "identity")))
 
 
 def placed(request: Request, endpoint: Endpoint, intent: Intent) -> Request:

@@ -13,14 +13,16 @@ UTF-8 with ``surrogateescape``, so that encoding them the same way gives the rec
 
 
 class Spool(Protocol):
-    """A body too large for memory, kept in an unnamed file that vanishes with its last reference."""
+    """A body too large for memory, kept in an unnamed file that vanishes with its last
+    reference."""
 
     def chunks(self) -> Iterator[bytes]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The bytes of a message: in ``data``, or, when larger than memory should hold, in ``spool``."""
+    """The bytes of a message: in ``data``, or, when larger than memory should hold, in
+    ``spool``."""
 
     size: int
     sha256: str

@@ -1,9 +1,9 @@
 """The life of one operation: states, events, and the table that says which event may follow which.
 
 An *operation* is one intended external effect. It is never in a state because somebody set one: its
-state is a fold over its attempts, and an attempt's end is a fact that one event reports. That is what
-keeps a later attempt's refusal from closing an operation whose earlier attempt may still have had
-its effect.
+state is a fold over its attempts, and an attempt's end is a fact that one event reports. That is
+what keeps a later attempt's refusal from closing an operation whose earlier attempt may still have
+had its effect.
 
 Everything that changes an operation is in this file, and this file does not know how requests are
 sent, who asks, or what time it is.
@@ -60,7 +60,8 @@ class End(enum.StrEnum):
     REJECTED = "rejected"  # the API looked at it and refused; no effect
     SUCCEEDED = "succeeded"
     UNKNOWN = "unknown"  # maybe sent, or an answer that decides nothing
-    ABSENT = "absent"  # was unknown; a lookup or a person says it had no effect
+    ABSENT = "absent"  # was unknown; a lookup, the API or a person says it had no effect
+    DECIDED = "decided"  # was unknown; what is known of another attempt settled the operation
 
 
 UNDECIDED = (None, End.UNKNOWN)
@@ -123,8 +124,9 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The recorded end. ``how``: answered | found | resolved. The answer's bytes are sealed content;
-    ``kept`` is False where they are not there (``store: meta``, too large, pruned, broken off)."""
+    """The recorded end. ``how``: answered | found | resolved. The answer's bytes are sealed
+    content; ``kept`` is False where they are not there (``store: meta``, too large, pruned, broken
+    off)."""
 
     succeeded: bool
     how: str
@@ -202,9 +204,7 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.UNKNOWN, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
     (S.IN_FLIGHT, K.ATTEMPT_NOT_SENT): frozenset({S.NOT_APPLIED, S.UNKNOWN}),
     (S.IN_FLIGHT, K.ATTEMPT_LOST): frozenset({S.UNKNOWN}),
-    (S.IN_FLIGHT, K.OUTCOME_RECORDED): frozenset(
-        {S.SUCCEEDED, S.FAILED, S.NOT_APPLIED, S.UNKNOWN}
-    ),
+    (S.IN_FLIGHT, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.FAILED, S.NOT_APPLIED, S.UNKNOWN}),
     (S.UNKNOWN, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.UNKNOWN}),  # a late answer
     (S.UNKNOWN, K.EFFECT_FOUND): frozenset({S.SUCCEEDED, S.FAILED}),
     (S.UNKNOWN, K.EFFECT_ABSENT): frozenset({S.NOT_APPLIED, S.UNKNOWN}),
@@ -334,7 +334,9 @@ def _outcome(operation: Operation, event: Event) -> Operation:
     if closed and operation.state is State.SUCCEEDED:
         return operation
     attempts = _end(operation, data["attempt"], verdict, event)
-    if verdict is End.SUCCEEDED or data.get("conclusive"):
+    if verdict is End.SUCCEEDED:
+        attempts = _decided(attempts, End.DECIDED, event.at)
+    elif data.get("conclusive"):
         attempts = _decided(attempts, End.ABSENT, event.at)
     after = replace(operation, attempts=attempts)
     if verdict in (End.SUCCEEDED, End.REJECTED):
@@ -363,7 +365,7 @@ def _found(operation: Operation, event: Event) -> Operation:
     attempts = tuple(
         replace(a, end=End.SUCCEEDED if succeeded else End.REJECTED)
         if a.number == last
-        else replace(a, end=End.ABSENT)
+        else replace(a, end=End.DECIDED)
         if a.undecided
         else a
         for a in operation.attempts
@@ -384,9 +386,7 @@ def _found(operation: Operation, event: Event) -> Operation:
 def _absent(operation: Operation, event: Event) -> Operation:
     if not event.data.get("conclusive"):
         return replace(operation, blocked_by="lag")
-    return _fold(
-        replace(operation, attempts=_decided(operation.attempts, End.ABSENT, event.at))
-    )
+    return _fold(replace(operation, attempts=_decided(operation.attempts, End.ABSENT, event.at)))
 
 
 def _ambiguous(operation: Operation, event: Event) -> Operation:

@@ -16,7 +16,8 @@ class Meaning:
 
 
 _SETUP = (
-    "This is a set-up error and not yours to work around: name run and step, then stop and report it."
+    "This is a set-up error and not yours to work around: name run and step, then stop and "
+    "report it."
 )
 _STOP = "Stop: do not repeat this call and do not do it another way; report it."
 
@@ -64,7 +65,7 @@ CODES: Mapping[str, Meaning] = {
     "outcome-not-kept": Meaning(
         409,
         "Already done, the answer is no longer stored",
-        "Already done, with external id {external_id}; the answer is no longer stored: go on.",
+        "Already done{external_id}; the answer is no longer stored: go on.",
     ),
     "operation-mismatch": Meaning(
         422,
@@ -136,6 +137,6 @@ class Refusal:
     def next(self) -> str:
         return self.meaning.next.format(
             retry_after=self.retry_after or 5,
-            external_id=self.external_id or "unknown",
+            external_id=f", with external id {self.external_id}" if self.external_id else "",
             fields=", ".join(self.fields) or "all of them",
         )

@@ -35,9 +35,7 @@ def attempt_ended(
     """Events for the end of one attempt; ``verdict`` is given when ``result`` is an answer."""
     match result:
         case NotSent(reason):
-            return (
-                Event(Kind.ATTEMPT_NOT_SENT, at, {"attempt": attempt, "reason": reason}),
-            )
+            return (Event(Kind.ATTEMPT_NOT_SENT, at, {"attempt": attempt, "reason": reason}),)
         case Lost(reason):
             return (_unknown(endpoint, attempt, reason, None, at),)
         case Answered(answer):
@@ -97,9 +95,7 @@ def _recorded_answer(
     )
 
 
-def _unknown(
-    endpoint: Endpoint, attempt: int, reason: str, status: int | None, at: float
-) -> Event:
+def _unknown(endpoint: Endpoint, attempt: int, reason: str, status: int | None, at: float) -> Event:
     data = {"attempt": attempt, "reason": reason, "status": status}
     return Event(Kind.ATTEMPT_LOST, at, data | {"blocked_by": _blocked(endpoint)})
 
@@ -132,7 +128,8 @@ def abandoned(operation: Operation, at: float, unsent: Collection[int] = ()) -> 
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What one lookup taught: its events and, for looks that must agree, whether this one counts."""
+    """What one lookup taught: its events and, for looks that must agree, whether this one
+    counts."""
 
     events: tuple[Event, ...]
     counts: bool = False
@@ -140,16 +137,16 @@ class Learned:
 
 
 def lookup_ended(
-    operation: Operation,
     lookup: Lookup,
     verdict: LookupVerdict,
     watch: Watch,
     at: float,
     *,
     adopted_by: str | None,
+    marked: bool,
 ) -> Learned:
-    """Events for the end of one lookup. ``watch`` is as it was when the lookup began; ``adopted_by``
-    is another operation that already owns the object found."""
+    """Events for the end of one lookup. ``watch`` is as it was when the lookup began;
+    ``adopted_by`` is another operation that already owns the object found."""
     match verdict:
         case Found() if adopted_by is not None:
             data = {"count": 1, "reason": "another operation already owns the object found"}
@@ -169,19 +166,17 @@ def lookup_ended(
             data = {"blocked_by": blocked_by, "reason": reason}
             return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),), failed=True)
         case NoneFound():
-            return _nothing(operation, lookup, watch, at, 2 if verdict.shifting else 1)
+            return _nothing(lookup, watch, at, marked, 2 if verdict.shifting else 1)
 
 
-def _nothing(
-    operation: Operation, lookup: Lookup, watch: Watch, at: float, looks_min: int
-) -> Learned:
+def _nothing(lookup: Lookup, watch: Watch, at: float, marked: bool, looks_min: int) -> Learned:
     if lookup.settle is None or lookup.absent != "resend" or lookup.by != "marker":
         data = {
             "blocked_by": "ambiguous",
             "reason": "nothing found, and by this rule absence is for a person to judge",
         }
         return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
-    if operation.intent.marker is None and operation.intent.upstream_key is None:
+    if not marked:
         data = {"blocked_by": "no_query", "reason": "the request carried no mark to look for"}
         return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
     if watch.quiet_for < lookup.running + lookup.settle:

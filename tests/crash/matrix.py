@@ -1,8 +1,8 @@
 """Every crash schedule of three successive lives, judged by what the API counted.
 
 A life makes the call, may be killed at any boundary of the engine's loop, and meets an API that
-cannot be reached, rejects, loses the call before or after its effect, or answers. After the third life an undisturbed
-one repeats the call until it gets a final answer.
+cannot be reached, rejects, loses the call before or after its effect, or answers. After the third
+life an undisturbed one repeats the call until it gets a final answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.core.operation import State
 from proxy.engine import Engine
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Reply
-from tests.fakes.virtualclock import VirtualClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.world import BEHAVIOURS, Api, body_of, engine, outcome, post
 
 LIVES = 3
@@ -48,7 +48,7 @@ def lives() -> tuple[Life, ...]:
 class World:
     """What outlives the proxy's process, and how it came about."""
 
-    clock: VirtualClock
+    clock: FakeClock
     api: Api
     ledger: MemoryLedger
     story: tuple[Life, ...] = ()
@@ -57,7 +57,8 @@ class World:
 
     @property
     def signature(self) -> object:
-        """What the next life can tell apart. Times are left out: no schedule comes near a window."""
+        """What the next life can tell apart. Times are left out: no schedule comes near a
+        window."""
         operations = [
             (
                 operation.key,
@@ -76,7 +77,7 @@ class World:
 async def worlds(kind: str, rules: RuleSet) -> list[World]:
     """Every world that three lives can leave behind. Lives that lead to the same world are followed
     once, and counted."""
-    clock = VirtualClock()
+    clock = FakeClock()
     reached = [World(clock, Api(clock), MemoryLedger(clock))]
     for _ in range(LIVES):
         found: dict[object, World] = {}
@@ -92,9 +93,7 @@ async def worlds(kind: str, rules: RuleSet) -> list[World]:
 
 async def _live(kind: str, world: World, life: Life, rules: RuleSet) -> World:
     world.api.script = [life.behaviour]
-    made, callers, kill = engine(
-        world.ledger, world.api, world.clock, rules, point=life.point
-    )
+    made, callers, kill = engine(world.ledger, world.api, world.clock, rules, point=life.point)
     await made.start()
     reply = await callers.handle(post(f"/{kind}", BODY))
     if not kill.struck:
@@ -127,11 +126,11 @@ async def _quiet(made: Engine) -> None:
             flight.task.cancel()
             try:
                 await flight.task
-            except BaseException:  # noqa: S110, BLE001 - it was killed on purpose
+            except BaseException:
                 pass
 
 
-async def _final(callers: Callers, kind: str, clock: VirtualClock) -> Reply:
+async def _final(callers: Callers, kind: str, clock: FakeClock) -> Reply:
     for _ in range(12):
         reply = await callers.handle(post(f"/{kind}", BODY))
         reply.delivered(True)
@@ -167,4 +166,3 @@ def _judge(
         yield f"{attempts} attempts for {api.sends} sends and {not_sent} not sent"
     if any(a.undecided for a in operation.attempts) and operation.state is State.SUCCEEDED:
         yield "succeeded with an undecided attempt"
-

@@ -67,7 +67,9 @@ def _resend_whatever(monkeypatch: pytest.MonkeyPatch) -> None:
 def _lost_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     true = settle.attempt_ended
 
-    def planted(operation: Any, endpoint: Any, attempt: Any, result: Any, *rest: Any, **more: Any) -> Any:
+    def planted(
+        operation: Any, endpoint: Any, attempt: Any, result: Any, *rest: Any, **more: Any
+    ) -> Any:
         if isinstance(result, Lost):
             result = NotSent(result.reason)
         return true(operation, endpoint, attempt, result, *rest, **more)
@@ -79,9 +81,7 @@ def _commit_after_act(monkeypatch: pytest.MonkeyPatch) -> None:
     act, intend = Engine._attempt, Engine._intend
     late: list[Any] = []
 
-    async def pretend(
-        self: Engine, bound: Any, operation: Any, forward: Any, request: Any
-    ) -> Any:
+    async def pretend(self: Engine, bound: Any, operation: Any, forward: Any, request: Any) -> Any:
         late.append((operation, forward, request))
         started = Event(
             Kind.ATTEMPT_STARTED, operation.updated_at, {"attempt": forward.attempt, "keyed": True}

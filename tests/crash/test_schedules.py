@@ -89,7 +89,7 @@ def note(text: str = "hello", **more: Any) -> Arrival:
 
 
 def note_key(proxy: Proxy) -> str:
-    found = [o for o in proxy.ledger._operations.values()]  # type: ignore[attr-defined]
+    found = list(proxy.ledger._operations.values())  # type: ignore[attr-defined]
     return str(found[0].base)
 
 
@@ -97,7 +97,7 @@ def key_of(request: Request) -> str | None:
     return request.header("Idempotency-Key")
 
 
-# -- C1 ---------------------------------------------------------------------------------------------
+# -- C1 --------------------------------------------------------------------------------------------
 
 
 async def test_c1a_a_throttled_resend_does_not_close_the_first_attempt() -> None:
@@ -132,7 +132,7 @@ async def test_c1b_a_resend_that_was_not_sent_frees_nothing() -> None:
     assert proxy.operation(REFUND).state is State.UNKNOWN
 
 
-# -- C2 ---------------------------------------------------------------------------------------------
+# -- C2 --------------------------------------------------------------------------------------------
 
 
 async def test_c2_a_mismatch_on_the_first_send_is_unknown_and_never_a_new_version() -> None:
@@ -158,7 +158,7 @@ async def test_c2_with_a_key_an_unlisted_409_is_unknown() -> None:
     assert proxy.operation(REFUND).state is State.UNKNOWN
 
 
-# -- C3 ---------------------------------------------------------------------------------------------
+# -- C3 --------------------------------------------------------------------------------------------
 
 EMPTY_LIST = {"data": [], "next": None}
 
@@ -243,7 +243,7 @@ async def test_c3vi_a_marker_that_was_not_sent_proves_nothing() -> None:
     assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
 
 
-# -- C4 ---------------------------------------------------------------------------------------------
+# -- C4 --------------------------------------------------------------------------------------------
 
 
 async def test_c4_a_resend_uses_the_stored_key_whatever_secret_is_in_force() -> None:
@@ -290,7 +290,7 @@ async def test_c4_what_was_enforced_is_honoured_in_every_mode(mode: str) -> None
     assert len(proxy.api.writes) == 1
 
 
-# -- C5 ---------------------------------------------------------------------------------------------
+# -- C5 --------------------------------------------------------------------------------------------
 
 
 async def test_c5_a_rule_that_is_added_later_does_not_make_a_new_operation() -> None:
@@ -337,7 +337,7 @@ async def test_c5_endpoints_of_one_name_in_two_services_do_not_meet() -> None:
     assert outcome(reply) == "sent"
 
 
-# -- C6 ---------------------------------------------------------------------------------------------
+# -- C6 --------------------------------------------------------------------------------------------
 
 DECLINED = {"error": "card_declined"}
 
@@ -380,7 +380,7 @@ async def test_c6e_an_expired_credential_makes_no_new_version() -> None:
     assert [key_of(r) for r in proxy.api.writes] == [f"{REFUND}/v1"] * 2
 
 
-# -- C7 ---------------------------------------------------------------------------------------------
+# -- C7 --------------------------------------------------------------------------------------------
 
 
 def put(x: int, step: str) -> Arrival:
@@ -417,7 +417,7 @@ async def test_c7_gone_is_success_only_after_an_own_undecided_delete() -> None:
     assert proxy.operation(note_key(proxy)).state is State.FAILED
 
 
-# -- C8 ---------------------------------------------------------------------------------------------
+# -- C8 --------------------------------------------------------------------------------------------
 
 
 async def test_c8_the_background_sends_no_stale_order() -> None:
@@ -430,7 +430,7 @@ async def test_c8_the_background_sends_no_stale_order() -> None:
     assert (await proxy.call(refund())).status == 200
 
 
-# -- C9 ---------------------------------------------------------------------------------------------
+# -- C9 --------------------------------------------------------------------------------------------
 
 
 def invoice(key: str, run: str, amount: int = 500) -> Arrival:
@@ -460,7 +460,7 @@ async def test_c9_a_key_that_an_sdk_made_up_is_replaced() -> None:
     assert {key_of(r) for r in proxy.api.writes} == {f"{REFUND}/v1"}
 
 
-# -- C10 --------------------------------------------------------------------------------------------
+# -- C10 -------------------------------------------------------------------------------------------
 
 ACCOUNTED = KEYED.replace("key: {in", "account: {header: Pay-Account}\nkey: {in")
 
@@ -480,7 +480,9 @@ async def test_c10_another_account_gets_no_replay_query_or_resend() -> None:
 async def test_c10_without_a_word_on_accounts_a_changed_credential_is_recorded() -> None:
     proxy = keyed(answer(200, OK))
     await proxy.call(refund(headers=[("Authorization", "Bearer one")]))
-    assert outcome(await proxy.call(refund(headers=[("Authorization", "Bearer two")]))) == "replayed"
+    assert (
+        outcome(await proxy.call(refund(headers=[("Authorization", "Bearer two")]))) == "replayed"
+    )
     history = await proxy.ledger.history(f"{REFUND}/v1")
     assert Kind.CREDENTIAL_CHANGED in [e.event.kind for e in history]
 
@@ -504,7 +506,7 @@ async def test_c10_after_a_restart_nothing_goes_out_with_fewer_credentials() -> 
     assert proxy.operation(note_key(proxy)).blocked_by == "credentials"
 
 
-# -- H1 ---------------------------------------------------------------------------------------------
+# -- H1 --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -528,7 +530,7 @@ async def test_h1_redirects_are_judged_and_never_followed(status: int, state: St
     assert len(proxy.api.writes) == 1
 
 
-# -- H2 ---------------------------------------------------------------------------------------------
+# -- H2 --------------------------------------------------------------------------------------------
 
 
 async def test_h2i_a_success_that_broke_off_is_unknown_where_the_body_has_the_verdict() -> None:
@@ -568,7 +570,7 @@ async def test_h2iii_somebody_elses_object_is_no_success() -> None:
     assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
 
 
-# -- H3 ---------------------------------------------------------------------------------------------
+# -- H3 --------------------------------------------------------------------------------------------
 
 
 async def test_h3_a_second_message_of_one_step_is_not_swallowed() -> None:
@@ -596,7 +598,7 @@ async def test_h3_a_rewording_is_replayed_in_a_later_epoch() -> None:
     assert len(proxy.api.writes) == 1
 
 
-# -- H4 ---------------------------------------------------------------------------------------------
+# -- H4 --------------------------------------------------------------------------------------------
 
 
 async def test_h4_a_request_that_never_left_may_be_corrected() -> None:
@@ -617,7 +619,7 @@ async def test_h4_a_throttled_request_that_changes_goes_out_under_another_key() 
     assert [key_of(r) for r in proxy.api.writes] == [f"{REFUND}/v1", f"{REFUND}/v2"]
 
 
-# -- H9 ---------------------------------------------------------------------------------------------
+# -- H9 --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -655,7 +657,7 @@ async def test_h9_an_unstated_window_holds_only_within_the_held_call() -> None:
     assert len(proxy.api.writes) == 1
 
 
-# -- M ----------------------------------------------------------------------------------------------
+# -- M ---------------------------------------------------------------------------------------------
 
 
 async def test_m2_a_changed_body_is_never_answered_from_the_ledger() -> None:
@@ -757,7 +759,9 @@ async def test_a_ledger_that_fails_before_the_send_sends_nothing() -> None:
     assert proxy.api.writes == []
 
 
-async def test_a_ledger_that_fails_after_the_send_gives_the_true_answer_and_owes_the_record() -> None:
+async def test_a_ledger_that_fails_after_the_send_gives_the_true_answer_and_owes_the_record() -> (
+    None
+):
     proxy = keyed()
     proxy.ledger = ledger = Failing(proxy.clock)
     proxy.start()

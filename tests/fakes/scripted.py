@@ -18,7 +18,7 @@ from proxy.ledger.base import Ledger
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Arrival, Reply
 from proxy.rulefile.loader import load_text
-from tests.fakes.virtualclock import VirtualClock
+from tests.fakes.clock import FakeClock
 from tests.fakes.world import Metrics, Opened, engine
 
 Step = NotSent | Lost | Opened | Callable[[Request], Any]
@@ -72,7 +72,7 @@ class Proxy:
     rules: RuleSet
     api: Scripted = field(default_factory=Scripted)
     settings: Settings = field(default_factory=lambda: Settings(policy=Policy(digest_key=b"d")))
-    clock: VirtualClock = field(default_factory=VirtualClock)
+    clock: FakeClock = field(default_factory=FakeClock)
     ledger: Ledger = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

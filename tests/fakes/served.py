@@ -24,7 +24,7 @@ START_SECONDS = 40.0
 
 @dataclass
 class Api:
-    """What arrived, and where: ``POST /lost...`` is taken and never answered."""
+    """What arrived. ``/lost...`` is taken and never answered, ``/slow...`` takes a second."""
 
     url: str
     arrived: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
@@ -45,6 +45,8 @@ def api() -> Iterator[Api]:
             if self.path.startswith("/lost"):
                 self.close_connection = True
                 return
+            if self.path.startswith("/slow"):
+                time.sleep(1.0)
             answer = json.dumps({"id": f"made-{len(self.api.arrived)}"}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

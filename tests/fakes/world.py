@@ -1,8 +1,8 @@
 """A world for the engine: an API that does what a script says, and a proxy that can be killed.
 
-The API is keyed, queryable or neither by its path; it counts effects, and every request on the wire.
-It stands in for the network, so that thousands of schedules run in seconds. ``kill`` ends a life of
-the proxy at a named moment; what it had in memory is gone, what its ledger holds stays.
+The API is keyed, queryable or neither by its path; it counts effects, and every request on the
+wire. It stands in for the network, so that thousands of schedules run in seconds. ``kill`` ends a
+life of the proxy at a named moment; what it had in memory is gone, what its ledger holds stays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.flights import Flight
 from proxy.ledger.base import Ledger
 from proxy.net.exchange import Arrival, BytesInlet, Reply
 from proxy.rulefile.loader import load
-from tests.fakes.virtualclock import VirtualClock
+from tests.fakes.clock import FakeClock
 
 RULES = Path(__file__).parent.parent / "crash"
 BEHAVIOURS = ("answers", "rejects", "refuses", "loses_before", "loses_after")
@@ -55,7 +55,7 @@ class Api:
     """``script``: what happens to the next sends, in order; then it answers. ``lag``: seconds until
     a lookup sees an effect."""
 
-    clock: VirtualClock
+    clock: FakeClock
     script: list[str] = field(default_factory=list)
     lag: float = 0.0
     effects: list[dict[str, Any]] = field(default_factory=list)
@@ -146,7 +146,7 @@ def rules() -> RuleSet:
 def engine(
     ledger: Ledger,
     api: Any,
-    clock: VirtualClock,
+    clock: FakeClock,
     ruleset: RuleSet,
     *,
     point: str | None = None,
@@ -211,5 +211,6 @@ def outcome(reply: Reply) -> str | None:
 
 
 def body_of(reply: Reply) -> bytes:
-    assert isinstance(reply.body, Body) and reply.body.data is not None
+    assert isinstance(reply.body, Body)
+    assert reply.body.data is not None
     return reply.body.data

@@ -1,7 +1,7 @@
 """What does the operation's state allow?
 
-The heart of it is ``_unknown``: an operation leaves that state only by evidence. Time that has merely
-passed never permits a send.
+The heart of it is ``_unknown``: an operation leaves that state only by evidence. Time that has
+merely passed never permits a send.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
 
 
 def _unknown(question: Question, operation: Operation) -> Decision:
-    ask, snapshot, limits = question.ask, question.snapshot, question.limits
+    ask, snapshot = question.ask, question.snapshot
     needs_credential = any(a.credentialed for a in operation.attempts)
     lacks_credential = needs_credential and not ask.credentialed
     permit = None if lacks_credential else _permit(question, operation)
@@ -169,7 +169,8 @@ def _permit(question: Question, operation: Operation) -> str | None:
 
 def _just_refused(question: Question, operation: Operation) -> bool:
     """Whether this very call's last re-send was turned away, so that another one with the same
-    credential would be too. A throttle passes by itself; a caller that comes again may do better."""
+    credential would be too. A throttle passes by itself; a caller that comes again may do
+    better."""
     last = operation.last
     return (
         last is not None

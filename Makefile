@@ -1,0 +1,72 @@
+# The verbs of this repository. Each sets up .venv by itself, once; all it needs is Python 3.11+.
+#
+#   make demo       the refund story: a worker dies after the API acted, and nothing happens twice
+#   make run        start the proxy            (make run ARGS="--config my.yaml")
+#   make test       the test suite without the slow tests
+#   make test-all   everything
+#   make check      ruff, mypy, the examples inside the rule files
+#   make bench      throughput and cost beside a plain proxy   (make bench ARGS=--quick)
+#   make lock       write requirements/*.txt anew from requirements/*.in
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: help demo run test test-all check bench lock clean
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.ready-run
+	@$(BIN)/onceproxy demo $(ARGS)
+
+run: $(VENV)/.ready-run
+	@$(BIN)/onceproxy serve $(ARGS)
+
+test: $(VENV)/.ready-dev
+	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.ready-dev
+	@$(BIN)/python -m pytest -n auto $(ARGS)
+
+check: $(VENV)/.ready-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/onceproxy rules test
+
+bench: $(VENV)/.ready-dev
+	@$(BIN)/python -m bench.run $(ARGS)
+
+# The environment. Two stamps, so that the demo need not wait for the tools of the developers; the
+# second follows the first, so that `make -j` never runs two installs at once.
+
+$(VENV)/.ready-run: requirements/runtime.txt requirements/build.txt pyproject.toml
+	@sh tools/venv.sh $(VENV) $(PYTHON)
+	@echo "onceproxy: installing what it needs into $(VENV) (once)"
+	@$(PIP_INSTALL) --require-hashes -r requirements/runtime.txt -r requirements/build.txt
+	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.ready-dev: requirements/dev.txt $(VENV)/.ready-run
+	@echo "onceproxy: installing what the tests need into $(VENV) (once)"
+	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# Hashes for every platform's files; no index address, so that any mirror will do.
+LOCK := CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --generate-hashes \
+  --allow-unsafe --strip-extras --no-emit-options
+
+lock: $(VENV)/.ready-run
+	@test -x $(VENV)/lock/bin/pip-compile || { $(BIN)/python -m venv $(VENV)/lock \
+	  && $(VENV)/lock/bin/python -m pip install --disable-pip-version-check --quiet pip-tools; }
+	@cd requirements && for name in runtime build dev; do \
+	  echo "requirements/$$name.txt"; $(subst $(VENV)/,../$(VENV)/,$(LOCK)) -o $$name.txt $$name.in \
+	  || exit 1; done
+
+clean:
+	@rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Throughput and cost of the durable path, beside a plain proxy in the same run."""

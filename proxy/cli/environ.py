@@ -1,0 +1,64 @@
+"""The environment of a command whose calls shall go through the proxy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from proxy.cli.bundle import CA_VARIABLES
+from proxy.cli.client import reachable
+from proxy.config import Address
+
+PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
+NO_PROXY_VARIABLES = ("NO_PROXY", "no_proxy")
+UNNAMED = "-"  # a step that is not named by the credential
+DERIVED = "~"  # a step derived from the canonical body
+
+
+def child_environment(
+    parent: Mapping[str, str],
+    *,
+    listen: Address,
+    control: Address,
+    run: str,
+    step: str | None,
+    bundle: Path | None,
+    helpers: Path,
+) -> dict[str, str]:
+    """``step``: None not named here, ``auto`` derived. ``bundle``: None where TLS is not opened."""
+    child = dict(parent)
+    child.update(dict.fromkeys(PROXY_VARIABLES, proxy_url(listen, run, step)))
+    child.update(dict.fromkeys(NO_PROXY_VARIABLES, _no_proxy(parent, control)))
+    if bundle is not None:
+        child.update(dict.fromkeys(CA_VARIABLES, str(bundle)))
+    child["PYTHONPATH"] = os.pathsep.join(filter(None, [str(helpers), parent.get("PYTHONPATH")]))
+    require = f'--require "{_escaped(helpers / "preload.cjs")}"'
+    child["NODE_OPTIONS"] = " ".join(filter(None, [parent.get("NODE_OPTIONS"), require]))
+    return child
+
+
+def proxy_url(listen: Address, run: str, step: str | None) -> str:
+    """Clients decode the credential once before they send it, and the proxy once more after its
+    split at the first colon; so a colon is written ``%253A``."""
+    password = {None: UNNAMED, "auto": DERIVED}.get(step, step) or UNNAMED
+    return f"http://{_twice(run)}:{_twice(password)}@{reachable(listen)}"
+
+
+def _twice(text: str) -> str:
+    return quote(quote(text, safe=""), safe="")
+
+
+def _no_proxy(parent: Mapping[str, str], control: Address) -> str:
+    """The user's own entries and the control port. Never a bare loopback name: calls to local APIs
+    are protected like any other."""
+    entries: list[str] = []
+    for name in NO_PROXY_VARIABLES:
+        entries += [entry.strip() for entry in parent.get(name, "").split(",") if entry.strip()]
+    entries.append(str(reachable(control)))
+    return ",".join(dict.fromkeys(entries))
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,212 @@
+"""``ops``, ``show``, ``resolve``, ``reconcile``: operations of the running proxy."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from proxy.cli.client import ControlClient, NotRunning, Refused, operation_path
+from proxy.cli.common import (
+    CHECK_FAILED,
+    PORT,
+    json_option,
+    print_json,
+    print_table,
+    stop,
+    visible,
+    with_config,
+)
+from proxy.configload import Loaded
+from proxy.core.operation import State
+from proxy.resolution import RESOLUTIONS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _talks(command: F) -> F:
+    """Turns what the control API may answer into messages and exit codes."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except NotRunning as error:
+            stop(PORT, str(error))
+        except Refused as error:
+            stop(CHECK_FAILED, *(error.problem.get("problems") or [str(error)]))
+
+    return wrapped  # type: ignore[return-value]
+
+
+@click.command()
+@click.option("--run", help="Only this run.")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in State]),
+    help="Only this state; may be repeated.",
+)
+@click.option("--service", help="Only this service.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@json_option
+@with_config
+@_talks
+def ops(
+    loaded: Loaded,
+    run: str | None,
+    states: Sequence[str],
+    service: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """List operations, newest first."""
+    found = ControlClient(loaded.config).get(
+        "/v1/operations", run=run, state=",".join(states), service=service, limit=limit
+    )["operations"]
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        click.echo("no operations")
+        return
+    print_table(
+        ["STATE", "SENT", "UPDATED", "EXTERNAL ID", "BLOCKED BY", "KEY"],
+        [
+            [
+                one["state"],
+                one["attempts"],
+                _moment(one["updated_at"]),
+                one["external_id"],
+                one["blocked_by"],
+                one["key"],
+            ]
+            for one in found
+        ],
+    )
+
+
+@click.command()
+@click.argument("key")
+@json_option
+@with_config
+@_talks
+def show(loaded: Loaded, key: str, as_json: bool) -> None:
+    """Show one operation with its history. KEY is RUN/STEP/OPERATION/vN."""
+    client = ControlClient(loaded.config)
+    operation = client.get(operation_path(key))
+    events = client.get(operation_path(key, "/history"))["events"]
+    if as_json:
+        print_json({"operation": operation, "events": events})
+        return
+    _print_operation(operation)
+    click.echo()
+    for event in events:
+        data = {name: value for name, value in event["data"].items() if value not in (None, "")}
+        told = " ".join(f"{name}={json.dumps(value)}" for name, value in data.items())
+        click.echo(f"{_moment(event['at'])}  {event['event']:20}  {visible(told)}".rstrip())
+
+
+@click.command()
+@click.argument("key")
+@click.option(
+    "--as", "as_", required=True, type=click.Choice(RESOLUTIONS), help="What became of it."
+)
+@click.option("--external-id", help="The id of what the API made; with happened.")
+@click.option(
+    "--response",
+    type=click.File("r", encoding="utf-8"),
+    help="JSON {status, headers, body}: the answer that later calls get; with happened.",
+)
+@click.option("--evidence", default="", help="How you know; kept in the history.")
+@click.option("--by", default=None, help="Who says so.  [default: the name of this user]")
+@click.option("--revision", type=int, help="Refuse if the operation has changed since.")
+@json_option
+@with_config
+@_talks
+def resolve(
+    loaded: Loaded,
+    key: str,
+    as_: str,
+    external_id: str | None,
+    response: Any,
+    evidence: str,
+    by: str | None,
+    revision: int | None,
+    as_json: bool,
+) -> None:
+    """Say what became of an operation whose outcome is not known.
+
+    Nothing is sent by this. After did_not_happen the next call is sent; after happened and
+    abandoned no call is sent again.
+    """
+    client = ControlClient(loaded.config)
+    if revision is None:
+        revision = client.get(operation_path(key))["revision"]
+    body: dict[str, Any] = {
+        "as": as_,
+        "evidence": evidence,
+        "by": by or getpass.getuser(),
+        "revision": revision,
+    }
+    if external_id:
+        body["external_id"] = external_id
+    if response is not None:
+        try:
+            body["response"] = json.load(response)
+        except ValueError as error:
+            raise click.UsageError(
+                f"--response: {Path(response.name)} is not JSON: {error}"
+            ) from error
+    _done(client.post(operation_path(key, "/resolve"), body), as_json)
+
+
+@click.command()
+@click.argument("key")
+@json_option
+@with_config
+@_talks
+def reconcile(loaded: Loaded, key: str, as_json: bool) -> None:
+    """Ask the API once more whether the effect exists."""
+    _done(ControlClient(loaded.config).post(operation_path(key, "/reconcile"), {}), as_json)
+
+
+def _done(operation: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(operation)
+    else:
+        _print_operation(operation)
+
+
+def _print_operation(operation: dict[str, Any]) -> None:
+    for name in (
+        "key",
+        "state",
+        "blocked_by",
+        "external_id",
+        "how",
+        "status",
+        "attempts",
+        "method",
+        "url",
+        "upstream_key",
+        "marker",
+        "revision",
+    ):
+        if operation.get(name) not in (None, ""):
+            click.echo(f"{name:13} {visible(operation[name])}")
+    for attempt in operation.get("attempt_list", ()):
+        end = attempt["end"] or "under way"
+        reason = visible(attempt["reason"])
+        click.echo(f"{'attempt':13} {attempt['number']}: {end} {reason}".rstrip())
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,82 @@
+"""The applications of the control port and of the probe port, and where they listen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+from aiohttp import web
+
+from proxy.config import Address
+from proxy.control import events, operations, probes, rules, runs
+from proxy.control.http import Route, guarded, host_middleware, problems_middleware
+from proxy.control.tokens import Holder, Tokens
+from proxy.metrics import Metrics
+from proxy.service import OperationService
+
+SPARE_BYTES = 64_000  # of a resolving body, beside the answer it carries
+CLOSE_SECONDS = 2.0  # a request to this port is short; streams are told to end
+
+
+class Control:
+    """Serves the control API and, where one is set, the probe port."""
+
+    def __init__(
+        self,
+        *,
+        service: OperationService,
+        metrics: Metrics,
+        tokens: Tokens,
+        not_ready: Callable[[], str | None],
+        hosts: Sequence[str] = (),
+        body_max: int = 10_000_000,
+    ) -> None:
+        self._closing = asyncio.Event()
+        monitoring = probes.routes(metrics, not_ready)
+        self.routes: list[Route] = [
+            *monitoring,
+            Route("GET", "/openapi.json", None, _openapi),
+            *operations.routes(service),
+            *events.routes(service, self._closing),
+            *rules.routes(service),
+            *runs.routes(service),
+        ]
+        self.application = web.Application(
+            middlewares=[problems_middleware, host_middleware(hosts)],
+            client_max_size=body_max + SPARE_BYTES,
+        )
+        _add(self.application, self.routes, tokens)
+        self._probe = web.Application(middlewares=[problems_middleware])
+        _add(self._probe, monitoring, tokens)
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, listen: Address, probe: Address | None = None) -> Address:
+        """Listen; returns the address with the port that the system chose for 0. Raises OSError."""
+        bound = await self._serve(self.application, listen)
+        if probe is not None:
+            await self._serve(self._probe, probe)
+        return bound
+
+    async def stop(self) -> None:
+        self._closing.set()
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def _serve(self, application: web.Application, address: Address) -> Address:
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, address.host, address.port).start()
+        return Address(address.host, runner.addresses[0][1])
+
+
+def _add(application: web.Application, routes: Sequence[Route], tokens: Tokens) -> None:
+    for route in routes:
+        application.router.add_route(route.method, route.path, guarded(route, tokens))
+
+
+async def _openapi(_request: web.Request, _: Holder) -> web.Response:
+    text = files("proxy.control").joinpath("openapi.json").read_bytes()
+    return web.Response(body=text, content_type="application/json")

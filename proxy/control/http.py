@@ -1,0 +1,177 @@
+"""What the routes share: their table, JSON answers, problems, and the guards before a handler.
+
+A handler is reached only through ``guarded``, so that a route cannot be added without saying who
+may use it. Names are checked before tokens: a page in a browser that reaches this port under a
+foreign name learns nothing, not even that its token is wrong.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import structlog
+from aiohttp import web
+
+from proxy.control.tokens import Holder, Role, Tokens
+from proxy.errors import ServiceError
+from proxy.ledger.base import Damaged, LedgerError
+
+Handler = Callable[[web.Request, Holder], Awaitable[web.StreamResponse]]
+Open = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_ANYBODY: Final = Holder("anybody", Role.AGENT)
+_LOCAL_NAMES: Final = frozenset({"localhost"})
+
+log = structlog.get_logger(component="control")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``role`` None: needs no token."""
+
+    method: str
+    path: str
+    role: Role | None
+    handler: Handler
+
+
+def answer(data: object, status: int = 200) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(data),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def problem(code: str, detail: str, problems: Sequence[str] = ()) -> web.Response:
+    meaning = ServiceError(code, detail).meaning
+    body: dict[str, Any] = {
+        "type": f"urn:onceproxy:{code}",
+        "title": meaning.title,
+        "status": meaning.status,
+        "detail": detail,
+        "code": code,
+    }
+    if problems:
+        body["problems"] = list(problems)
+    response = web.Response(
+        body=orjson.dumps(body), status=meaning.status, content_type="application/problem+json"
+    )
+    response.headers["Cache-Control"] = "no-store"
+    if meaning.status == 401:
+        response.headers["WWW-Authenticate"] = 'Bearer realm="onceproxy"'
+    return response
+
+
+async def json_body(request: web.Request) -> Any:
+    """The JSON of a body, {} without one. Raises ServiceError."""
+    raw = await request.read()
+    if not raw.strip():
+        return {}
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ServiceError("bad-request", f"The body is not JSON: {error}") from error
+
+
+def whole_number(request: web.Request, name: str, default: int, most: int | None = None) -> int:
+    """A query parameter that counts. Raises ServiceError."""
+    text = request.query.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise ServiceError("bad-request", f"{name} must be a whole number.")
+    return min(int(text), most) if most else int(text)
+
+
+def guarded(route: Route, tokens: Tokens) -> Open:
+    """The handler behind its check of token and role."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if route.role is None:
+            return await route.handler(request, _ANYBODY)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        holder = tokens.holder(token.strip()) if scheme.lower() == "bearer" else None
+        if holder is None:
+            return problem(
+                "unauthorized",
+                "Send Authorization: Bearer with a token of state_dir/tokens.json.",
+            )
+        if holder.role < route.role:
+            return problem(
+                "forbidden",
+                f"The token {holder.name} is for reading; this needs an operator's.",
+            )
+        return await route.handler(request, holder)
+
+    return handle
+
+
+@web.middleware
+async def problems_middleware(request: web.Request, handler: Open) -> web.StreamResponse:
+    """Every failure becomes a problem document."""
+    try:
+        return await handler(request)
+    except ServiceError as error:
+        return problem(error.code, error.detail, error.problems)
+    except Damaged as error:
+        return problem("damaged", str(error))
+    except LedgerError as error:
+        return problem("ledger-unavailable", str(error))
+    except web.HTTPRequestEntityTooLarge:
+        return problem("too-large", "Send a smaller body.")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        response = problem("method-not-allowed", f"Use {allowed}.")
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPNotFound:
+        return problem("not-found", "No such address; /openapi.json lists them all.")
+    except (web.HTTPException, ConnectionError):
+        raise
+    except Exception:
+        log.exception("control request failed", method=request.method, path=request.path)
+        return problem("internal-error", "It is in the log.")
+
+
+def host_middleware(allowed: Sequence[str]) -> Any:
+    """Refuse names that this port was not given: what keeps a web page that has its own name
+    resolve to this address from talking to it. Plain addresses cannot be made to point elsewhere.
+    """
+    names = _LOCAL_NAMES | {name.lower().rstrip(".") for name in allowed}
+
+    @web.middleware
+    async def check(request: web.Request, handler: Open) -> web.StreamResponse:
+        host = request.headers.get("Host", "")
+        name = _name_of(host)
+        if name not in names and not _is_address(name):
+            return problem(
+                "foreign-host", "Use an address or localhost, or list the name in control.hosts."
+            )
+        origin = request.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            return problem("foreign-host", "Pages of another origin may not talk to this port.")
+        return await handler(request)
+
+    return check
+
+
+def _name_of(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

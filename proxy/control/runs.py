@@ -1,0 +1,21 @@
+"""``/v1/runs``: the beginning of a run's next start."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from proxy.control.http import Route, answer
+from proxy.control.tokens import Holder, Role
+from proxy.service import OperationService
+
+BASE = "/v1/runs"
+
+
+def routes(service: OperationService) -> list[Route]:
+    async def resume(request: web.Request, _: Holder) -> web.Response:
+        raw = request.rel_url.raw_path.removeprefix(BASE + "/").removesuffix("/resume")
+        return answer(await service.resume(unquote(raw)))
+
+    return [Route("POST", BASE + "/{run}/resume", Role.AGENT, resume)]

@@ -1,0 +1,61 @@
+"""How a drill is told: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from proxy.drill.lines import POINTS, Line
+from proxy.drill.randomly import Report
+
+HEAD = ("KILLED AT", "WHEN", "API KIND", "EFFECTS", "ATTEMPTS", "FINAL STATUS", "ANSWER", "HOLDS")
+
+
+def table(lines: Sequence[Line]) -> str:
+    rows = [HEAD, *(_row(line) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    for line in lines:
+        text.extend(f"  {line.point} x {line.kind}: {why}" for why in line.why)
+    return "\n".join(text)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    return (
+        line.point,
+        POINTS[line.point].story,
+        line.kind,
+        str(line.effects),
+        str(line.attempts),
+        line.state,
+        f"{line.answer} {line.outcome}",
+        "yes" if line.holds else "NO",
+    )
+
+
+def summary(lines: Sequence[Line], random: Report | None) -> str:
+    failed = sum(not line.holds for line in lines)
+    text = []
+    if lines:
+        text.append(f"{len(lines) - failed} of {len(lines)} lines hold.")
+    if random is not None:
+        text.append(
+            f"{random.kills} random kills (seed {random.seed}), {random.operations} operations: "
+            f"{random.duplicates} duplicates, {random.lost} lost, "
+            f"{random.wrong_status} wrong status, {random.stuck} stuck; "
+            f"{random.succeeded} succeeded, {random.unknown} honestly unknown."
+        )
+        text.extend(f"  {wrong}" for wrong in random.wrong)
+    return "\n".join(text)
+
+
+def as_json(lines: Sequence[Line], random: Report | None, holds: bool) -> dict[str, Any]:
+    return {
+        "holds": holds,
+        "lines": [{**asdict(line), "holds": line.holds} for line in lines],
+        "random": random.as_json() if random is not None else None,
+    }

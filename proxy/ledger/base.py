@@ -1,0 +1,237 @@
+"""What a ledger must do. One protocol, one conformance suite (``tests/ledger``), several stores.
+
+A ledger keeps, per operation, one row (its projection), an append-only history of events, and up to
+two sealed contents: the request as sent and the answer as given. All methods are safe to call from
+one event loop; none may be used from two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from proxy.core.model import Answer, Request
+from proxy.core.operation import Event, Operation, State
+
+
+class LedgerError(Exception):
+    """The ledger cannot do it. Nothing may be sent when a commit raised this."""
+
+
+class Conflict(LedgerError):
+    """The row is not at the expected revision any more: load again, decide again."""
+
+
+class Damaged(LedgerError):
+    """A row or content is there and fails its check. Never to be taken for "not found"."""
+
+
+class Locked(LedgerError):
+    """Another process has this ledger open; the message names it."""
+
+
+class WrongKey(LedgerError):
+    """The sealing key does not fit this ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One atomic step of one operation.
+
+    ``operation`` is the row as it shall be, already evolved through ``events``; its ``revision`` is
+    the one that was loaded (0: to be inserted), and the stored one becomes that plus one.
+    ``request`` and ``answer`` replace the sealed contents when given.
+    """
+
+    operation: Operation
+    events: tuple[Event, ...]
+    request: Request | None = None
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookalike:
+    """How to find an operation that the caller may mean under another name."""
+
+    run: str
+    step: str
+    method: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What is known of a run. ``status`` and limits come with the run features."""
+
+    run: str
+    epoch: int = 1
+    status: str = "open"
+    created_at: float = 0.0
+    generation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event in the history. ``hash`` chains it to the run's previous event."""
+
+    seq: int
+    run: str
+    key: str
+    event: Event
+    hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which operations to list; None means any. Newest first, at most ``limit``, all created
+    before ``before``."""
+
+    run: str | None = None
+    states: tuple[State, ...] = ()
+    service: str | None = None
+    limit: int = 100
+    before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters of a ledger's own work, for metrics and the bench."""
+
+    commits: int = 0
+    changes: int = 0
+    batch_sizes: Sequence[int] = field(default_factory=tuple)
+
+
+class Ledger(Protocol):
+    generation: str
+    """Identifies this ledger's life; a restored one is new. The number before its dash counts the
+    lives: above 1, a run that this ledger does not know may have begun in one that was lost."""
+
+    @property
+    def alarms(self) -> Sequence[str]:
+        """Why ``open`` found this not to be the ledger that ran here before; one sentence each."""
+        ...
+
+    async def open(self) -> None:
+        """Lock, migrate, verify the key. Raises Locked, WrongKey, LedgerError."""
+        ...
+
+    async def close(self) -> None: ...
+
+    def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
+        """The newest version of RUN/STEP/OPERATION, under any of the given full bases
+        (``names``: bases under earlier endpoint names). Microseconds; does not wait.
+
+        Raises Damaged when the row fails its check, or when history knows the operation and the row
+        is gone."""
+        ...
+
+    def get(self, key: str) -> Operation | None:
+        """The operation of exactly this key (RUN/STEP/OPERATION/vN). Raises Damaged."""
+        ...
+
+    def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
+        """Operations of the same run, step, method and URL, under whatever name, newest first."""
+        ...
+
+    def by_caller_key(self, service: str, caller_key: str) -> Operation | None:
+        """The newest operation whose caller sent that business key (a keyed digest) there."""
+        ...
+
+    def adopted(
+        self, service: str, endpoint: str, account: str | None, external_id: str
+    ) -> str | None:
+        """The key of the operation that already owns this external object, if any."""
+        ...
+
+    def written_since(self, method_url: tuple[str, str], when: float, but: str) -> bool:
+        """Whether an operation other than ``but`` has started an attempt that may have been sent
+        to that URL after ``when``, by whatever method (a PUT may undo a DELETE)."""
+        ...
+
+    def run(self, run: str) -> RunRow | None: ...
+
+    async def begin_epoch(self, run: str) -> RunRow:
+        """Begin the run's next start; its first for a run not met before. Durable at return."""
+        ...
+
+    async def request_of(self, key: str) -> Request | None:
+        """The sealed request as sent, or None where it is not kept. Raises Damaged."""
+        ...
+
+    async def answer_of(self, key: str) -> Answer | None:
+        """The sealed answer, or None where it is not kept. Raises Damaged."""
+        ...
+
+    async def commit(self, change: Change) -> Operation:
+        """Make one change durable and return the operation with its new revision. A change has at
+        least one event (ValueError): the history explains every row.
+
+        Returns only when the change would survive a power cut. Raises Conflict when the revision is
+        not the expected one, LedgerError when the outcome is not known to be durable: then nothing
+        may be sent, though the change may turn out to have landed."""
+        ...
+
+    def note(self, operation: Operation, event: Event) -> None:
+        """Append an event that moves nothing (``operation.NOTES``), without waiting; durable with
+        the next batch. ``AnswerDelivered`` also marks the row, which gains a revision; reads see
+        that at once."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until everything noted so far is durable. Raises LedgerError."""
+        ...
+
+    async def operations(self, query: Query) -> Sequence[Operation]: ...
+
+    async def unsettled(self) -> Sequence[Operation]:
+        """Every operation in_flight or unknown, oldest first. Here and in ``operations`` a damaged
+        row is left out and logged, so that it does not hide the others."""
+        ...
+
+    async def history(self, key: str) -> Sequence[StoredEvent]: ...
+
+    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
+        """History of all runs in order of ``seq``, from the first one above ``after``."""
+        ...
+
+    async def counts(self) -> dict[tuple[str, str, str | None], int]:
+        """(service, state, blocked_by) -> number of unsettled operations; ("", state, None) -> the
+        number of all in that state."""
+        ...
+
+    async def verify(self, run: str | None = None) -> Sequence[str]:
+        """Check hash chains and row hashes; one sentence per fault found."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+
+def as_json(operation: Operation) -> dict[str, Any]:
+    """The public view of an operation, as the API, CLI and console show it."""
+    outcome = operation.outcome
+    return {
+        "key": operation.key,
+        "run": operation.run,
+        "step": operation.step,
+        "operation": operation.name,
+        "version": operation.version,
+        "state": str(operation.state),
+        "blocked_by": operation.blocked_by,
+        "attempts": len(operation.attempts),
+        "external_id": outcome.external_id if outcome else None,
+        "service": operation.service,
+        "endpoint": operation.endpoint,
+        "method": operation.method,
+        "url": operation.url,
+        "how": outcome.how if outcome else None,
+        "status": outcome.status if outcome else None,
+        "accepted": outcome.accepted if outcome else False,
+        "abandoned": outcome.abandoned if outcome else False,
+        "created_at": operation.created_at,
+        "updated_at": operation.updated_at,
+        "epoch": operation.intent.epoch,
+        "mode": operation.intent.mode,
+        "revision": operation.revision,
+    }

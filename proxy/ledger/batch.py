@@ -1,0 +1,303 @@
+"""One batch, one transaction: rows, events, contents and chains, run whole on the writing thread.
+
+The transaction never spans two calls, so a cancelled task cannot leave it open. A change that finds
+another revision is told Conflict and leaves no trace; the others of its batch are not touched by
+that. Whatever else goes wrong undoes the batch. What is remembered between batches (the next event
+number, the last hashes) is forgotten after any failure and read again, because a COMMIT that was
+reported as failed may have landed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.clock import Clock
+from proxy.core.operation import evolve
+from proxy.ledger.base import Conflict, Damaged, LedgerError, RunRow
+from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
+from proxy.ledger.codec import (
+    COLUMNS,
+    RUN_COLUMNS,
+    Row,
+    alike_code,
+    at_revision,
+    decode,
+    decode_run,
+    encode,
+    encode_run,
+    next_epoch,
+    place_code,
+)
+from proxy.ledger.group import Entry
+
+RUNS_REMEMBERED = 4096  # last hashes of runs: about 1 MB
+
+EXTRA = ("alike", "place", "request_id", "answer_id")
+# History that knows a key whose row is gone must not look like a key that was never used: then
+# ``alike``, which must not be NULL, is. (INSERT ... SELECT ... WHERE would cost three times that.)
+_FRESH = (
+    "CASE WHEN EXISTS (SELECT 1 FROM events WHERE key = ? AND row IS NOT NULL) THEN NULL ELSE ? END"
+)
+INSERT = (
+    f"INSERT INTO operations ({', '.join(COLUMNS + EXTRA)})"
+    f" VALUES ({', '.join('?' * len(COLUMNS))}, {_FRESH}, ?, ?, ?)"
+)
+# The usual update leaves alone what most indexes are made of, which halves its cost.
+_STEADY = ("service", "endpoint", "method", "url", "started_at", "created_at")
+_IDENTITY = ("key", "run", "step", "name", "version")
+_MOVING = tuple(c for c in COLUMNS if c not in _IDENTITY + _STEADY)
+_CONTENTS = "request_id = ?, answer_id = ?"
+UPDATE = (
+    f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _MOVING)}, {_CONTENTS}"
+    f" WHERE rowid = ? AND {' AND '.join(f'{c} IS ?' for c in _STEADY)}"
+)
+_ALL = tuple(c for c in COLUMNS if c not in _IDENTITY)
+UPDATE_ALL = (
+    f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _ALL)}, alike = ?, place = ?,"
+    f" {_CONTENTS} WHERE rowid = ?"
+)
+_AT = {column: number for number, column in enumerate(COLUMNS)}
+_MOVING_AT = tuple(_AT[c] for c in _MOVING)
+_STEADY_AT = tuple(_AT[c] for c in _STEADY)
+_ALL_AT = tuple(_AT[c] for c in _ALL)
+
+BEFORE = "SELECT rowid, state, request_id, answer_id FROM operations WHERE key = ? AND revision = ?"
+TALLY = "UPDATE tallies SET number = number + ? WHERE state = ?"
+SELECT = f"SELECT {', '.join(COLUMNS)} FROM operations"
+INSERT_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_CONTENT = "INSERT INTO contents VALUES (?, ?, ?, ?)"
+INSERT_RUN = (
+    f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"
+    " ON CONFLICT (run) DO NOTHING"
+)
+UPDATE_RUN = f"UPDATE runs SET {', '.join(f'{c} = ?' for c in RUN_COLUMNS[1:])} WHERE run = ?"
+SELECT_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE run = ?"
+LAST_OF_RUN = (
+    "SELECT hash FROM events WHERE seq = (SELECT max(seq) FROM events WHERE key >= ? AND key < ?)"
+)
+LAST = "SELECT seq, head FROM events ORDER BY seq DESC LIMIT 1"
+
+EventTuple = tuple[int, str, str, str, float, str, bytes | None, bytes, bytes | None]
+
+
+class BatchWriter:
+    """Knows how to write a batch on the connection it is given."""
+
+    def __init__(self, generation: str, clock: Clock, head_file: HeadFile) -> None:
+        self._generation = generation
+        self._clock = clock
+        self._head_file = head_file
+        self._known = False
+        self._next = 1
+        self._head = START
+        self._runs: dict[str, bytes] = {}
+
+    def forget(self) -> None:
+        """Read the end of the history again before the next batch."""
+        self._known = False
+
+    def write(self, db: sqlite3.Connection, batch: Sequence[Entry]) -> None:
+        """Make a batch durable. Conflicts are left in ``Entry.failure``. Raises LedgerError."""
+        try:
+            self._transaction(db, batch)
+        except BaseException:
+            self._undo(db)
+            raise
+        self._head_file.write(Head(self._generation, self._next - 1, self._head))
+
+    def _transaction(self, db: sqlite3.Connection, batch: Sequence[Entry]) -> None:
+        db.execute("BEGIN IMMEDIATE")
+        if not self._known:
+            self._recall(db)
+        if len(self._runs) > RUNS_REMEMBERED:
+            self._runs.clear()
+        events: list[EventTuple] = []
+        contents: list[tuple[int, str, str, bytes]] = []
+        moved: Counter[str] = Counter()
+        for entry in batch:
+            self._apply(db, entry, moved, events, contents)
+        if events:
+            self._head = batch_head(self._head, [event[7] for event in events])
+            events[-1] = (*events[-1][:8], self._head)
+            db.executemany(INSERT_EVENT, events)
+        if contents:
+            db.executemany(INSERT_CONTENT, contents)
+        db.executemany(TALLY, [(n, state) for state, n in moved.items() if n])
+        db.execute("COMMIT")
+
+    def _undo(self, db: sqlite3.Connection) -> None:
+        self.forget()
+        if db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+
+    def _recall(self, db: sqlite3.Connection) -> None:
+        last = db.execute(LAST).fetchone()
+        if last is not None and last[1] is None:
+            raise Damaged("the end of the ledger's history is damaged: restore it from a backup")
+        self._next, self._head = (last[0] + 1, last[1]) if last else (1, START)
+        self._runs.clear()
+        self._known = True
+
+    def _apply(
+        self,
+        db: sqlite3.Connection,
+        entry: Entry,
+        moved: Counter[str],
+        events: list[EventTuple],
+        contents: list[tuple[int, str, str, bytes]],
+    ) -> None:
+        if entry.begins:
+            self._begin_epoch(db, entry)
+            return
+        row: bytes | None = None
+        if entry.operation is not None:
+            failure = _store(db, entry, moved)
+            if failure is not None:
+                entry.failure = failure
+                return
+            row = entry.row[-1]
+        elif entry.moves is not None:
+            row = _move(db, entry)
+        if not entry.events:
+            return
+        previous = self._last_of(db, entry)
+        final = len(entry.events) - 1
+        for number, event in enumerate(entry.events):
+            bound = row if number == final else None
+            seq = self._next
+            previous = link(
+                previous, seq, entry.run, entry.key, event.kind, event.at, event.data, bound
+            )
+            events.append(
+                (seq, entry.run, entry.key, event.kind, event.at, event.data, bound, previous, None)
+            )
+            self._next += 1
+        self._runs[entry.run] = previous
+        if entry.request is not None:
+            contents.append((entry.request[0], entry.key, "request", entry.request[1]))
+        if entry.answer is not None:
+            contents.append((entry.answer[0], entry.key, "answer", entry.answer[1]))
+
+    def _last_of(self, db: sqlite3.Connection, entry: Entry) -> bytes:
+        """The hash of the run's last event; a run's first change makes its row."""
+        known = self._runs.get(entry.run)
+        if known is not None:
+            return known
+        if entry.operation is not None:
+            self._make_run(db, entry.run, max(1, entry.operation.intent.epoch))
+        # A key is RUN/..., and no run has a slash in it; "0" follows "/".
+        last = db.execute(LAST_OF_RUN, (f"{entry.run}/", f"{entry.run}0")).fetchone()
+        return last[0] if last else START
+
+    def _begin_epoch(self, db: sqlite3.Connection, entry: Entry) -> None:
+        if not self._make_run(db, entry.run, 1):
+            before = db.execute(SELECT_RUN, (entry.run,)).fetchone()
+            try:
+                row = next_epoch(before)
+            except Damaged as damage:
+                entry.failure = damage
+                return
+            db.execute(UPDATE_RUN, (*row[1:], entry.run))
+        entry.began = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
+
+    def _make_run(self, db: sqlite3.Connection, run: str, epoch: int) -> bool:
+        """False where there is one already."""
+        made = RunRow(run, epoch, created_at=self._clock.time(), generation=self._generation)
+        return db.execute(INSERT_RUN, encode_run(made)).rowcount == 1
+
+
+def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerError | None:
+    """Write a change's row and say why not, if not."""
+    row, operation = entry.row, entry.operation
+    assert operation is not None
+    new = tuple(content[0] if content else None for content in (entry.request, entry.answer))
+    if operation.revision == 1:
+        if not _insert(db, (*row, entry.key, *_codes(entry), *new)):
+            return _why_not(db, entry.key)
+    else:
+        before = db.execute(BEFORE, (entry.key, operation.revision - 1)).fetchone()
+        if before is None:
+            return _why_not(db, entry.key)
+        number, state, *old = before
+        for old_id, new_id in zip(old, new, strict=True):
+            if old_id is not None and new_id is not None:
+                db.execute("DELETE FROM contents WHERE id = ?", (old_id,))
+        ids = [b if b is not None else a for a, b in zip(old, new, strict=True)]
+        steady = [row[at] for at in _STEADY_AT]
+        if not db.execute(UPDATE, (*_moving(row), *ids, number, *steady)).rowcount:
+            every = [row[at] for at in _ALL_AT]
+            db.execute(UPDATE_ALL, (*every, *_codes(entry), *ids, number))
+        moved[state] -= 1
+    moved[row[_AT["state"]]] += 1
+    return None
+
+
+def _insert(db: sqlite3.Connection, values: tuple[Any, ...]) -> bool:
+    try:
+        db.execute(INSERT, values)
+    except sqlite3.IntegrityError:  # only this statement is undone
+        return False
+    return True
+
+
+def _why_not(db: sqlite3.Connection, key: str) -> LedgerError:
+    if db.execute("SELECT 1 FROM operations WHERE key = ?", (key,)).fetchone():
+        return Conflict(f"{key} has changed since it was read")
+    if db.execute("SELECT 1 FROM events WHERE key = ? LIMIT 1", (key,)).fetchone():
+        return Damaged(f"the history knows {key}, but its row is gone: it was damaged")
+    return Conflict(f"{key} is not in the ledger")
+
+
+def _moving(row: Row) -> list[Any]:
+    return [row[at] for at in _MOVING_AT]
+
+
+def _codes(entry: Entry) -> tuple[int, int]:
+    operation = entry.operation
+    assert operation is not None
+    return (
+        alike_code(operation.run, operation.step, operation.method, operation.url),
+        place_code(operation.url),
+    )
+
+
+def _move(db: sqlite3.Connection, entry: Entry) -> bytes | None:
+    """Apply a note that changes its row to the row as it is now; the row's new hash."""
+    assert entry.moves is not None
+    found = db.execute(f"{SELECT} WHERE key = ?", (entry.key,)).fetchone()
+    if found is None:
+        return None
+    try:
+        before = decode(found)
+    except Damaged:
+        return None  # whoever reads the row is told
+    after = at_revision(evolve(before, entry.moves), before.revision + 1)
+    row = encode(after)
+    number, _, *ids = db.execute(BEFORE, (entry.key, before.revision)).fetchone()
+    db.execute(UPDATE, (*_moving(row), *ids, number, *(row[at] for at in _STEADY_AT)))
+    entry.landed = after.revision
+    return bytes(row[-1])
+
+
+CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+FAULTS = (sqlite3.Error, UnicodeDecodeError)
+"""What a database call raises; the second when damage has reached text, or an error's own text."""
+
+
+def explain(error: BaseException) -> LedgerError:
+    """One of ``FAULTS`` as the ledger's error, with what to do about it."""
+    if isinstance(error, UnicodeDecodeError) or str(error).startswith("Could not decode"):
+        # Text that is no text. The message would quote what is stored, so it is not passed on.
+        return Damaged("a value in the ledger file cannot be read: restore it from a backup")
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if isinstance(code, int) else None  # extended codes keep it in one byte
+    if primary in CORRUPT:
+        return Damaged(f"the ledger file is damaged ({error}): restore it from a backup")
+    if primary == sqlite3.SQLITE_FULL:
+        return LedgerError(f"the ledger cannot write ({error}): free space on its disk")
+    return LedgerError(f"the ledger failed ({error}): check its disk")

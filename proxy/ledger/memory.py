@@ -1,0 +1,211 @@
+"""A ledger that forgets when the process ends: for tests, and to compare the durable ones with.
+
+It keeps the same promises otherwise; ``tests/ledger`` asks both the same questions.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from proxy.clock import Clock
+from proxy.core.model import Answer, Request
+from proxy.core.operation import Event, Operation, State, evolve
+from proxy.ledger import codec
+from proxy.ledger.base import Change, Conflict, Lookalike, Query, RunRow, Stats, StoredEvent
+from proxy.ledger.chain import START, link
+
+UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
+
+
+class MemoryLedger:
+    def __init__(self, clock: Clock) -> None:
+        self.generation = f"1-{secrets.token_hex(8)}"
+        self.alarms: tuple[str, ...] = ()
+        self._clock = clock
+        self._operations: dict[str, Operation] = {}  # in order of their first commit
+        self._steps: dict[tuple[str, str], list[str]] = defaultdict(list)  # (run, step) -> keys
+        self._contents: dict[tuple[str, str], bytes] = {}
+        self._events: list[tuple[StoredEvent, codec.EventRow]] = []
+        self._runs: dict[str, RunRow] = {}
+        self._last: dict[str, bytes] = {}
+        self._commits = 0
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
+        bases = {base, *names}
+        found = [
+            operation
+            for run, step, _ in (name.split("/", 2) for name in sorted(bases))
+            for operation in self._of_step(run, step)
+            if operation.base in bases
+        ]
+        return max(found, key=lambda operation: operation.version, default=None)
+
+    def get(self, key: str) -> Operation | None:
+        return self._operations.get(key)
+
+    def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
+        return [
+            operation
+            for operation in _newest_first(self._of_step(lookalike.run, lookalike.step))
+            if (operation.method, operation.url) == (lookalike.method, lookalike.url)
+        ]
+
+    def by_caller_key(self, service: str, caller_key: str) -> Operation | None:
+        wanted = (service, caller_key)
+        for operation in _newest_first(self._operations.values()):
+            if (operation.service, operation.caller_key) == wanted:
+                return operation
+        return None
+
+    def adopted(
+        self, service: str, endpoint: str, account: str | None, external_id: str
+    ) -> str | None:
+        wanted = (service, endpoint, account, external_id)
+        for operation in self._operations.values():
+            if operation.outcome is not None and wanted == (
+                operation.service,
+                operation.endpoint,
+                operation.intent.account,
+                operation.outcome.external_id,
+            ):
+                return operation.key
+        return None
+
+    def written_since(self, method_url: tuple[str, str], when: float, but: str) -> bool:
+        return any(
+            attempt.maybe_sent and attempt.started_at > when
+            for operation in self._operations.values()
+            if operation.url == method_url[1] and operation.key != but
+            for attempt in operation.attempts
+        )
+
+    def run(self, run: str) -> RunRow | None:
+        return self._runs.get(run)
+
+    async def begin_epoch(self, run: str) -> RunRow:
+        before = self._runs.get(run)
+        if before is None:
+            self._runs[run] = self._new_run(run, 1)
+        else:
+            self._runs[run] = replace(before, epoch=before.epoch + 1)
+        return self._runs[run]
+
+    async def request_of(self, key: str) -> Request | None:
+        packed = self._contents.get((key, "request"))
+        return None if packed is None else codec.unpack_request(packed)
+
+    async def answer_of(self, key: str) -> Answer | None:
+        packed = self._contents.get((key, "answer"))
+        return None if packed is None else codec.unpack_answer(packed)
+
+    async def commit(self, change: Change) -> Operation:
+        operation = change.operation
+        key = operation.key
+        if not change.events:
+            raise ValueError(f"a change of {key} without an event has no reason")
+        stored = self._operations.get(key)
+        if operation.revision != (stored.revision if stored else 0):
+            raise Conflict(f"{key} has changed since it was read")
+        after = replace(operation, revision=operation.revision + 1)
+        row = codec.encode(after)
+        events = [codec.encode_event(event) for event in change.events]
+        if stored is None:
+            self._steps[operation.run, operation.step].append(key)
+        self._operations[key] = codec.decode(row)
+        if change.request is not None:
+            self._contents[key, "request"] = codec.pack_request(change.request)
+        if change.answer is not None:
+            self._contents[key, "answer"] = codec.pack_answer(change.answer)
+        if operation.run not in self._runs:
+            epoch = max(1, operation.intent.epoch)
+            self._runs[operation.run] = self._new_run(operation.run, epoch)
+        for event in events:
+            self._append(operation, event)
+        self._commits += 1
+        return after
+
+    def note(self, operation: Operation, event: Event) -> None:
+        moves = evolve(operation, event) != operation
+        stored = self._operations.get(operation.key)
+        self._append(operation, codec.encode_event(event))
+        if moves and stored is not None:
+            after = evolve(stored, event)
+            self._operations[operation.key] = replace(after, revision=stored.revision + 1)
+
+    async def flush(self) -> None: ...
+
+    async def operations(self, query: Query) -> Sequence[Operation]:
+        found = [
+            operation
+            for operation in _newest_first(self._operations.values())
+            if query.run in (None, operation.run)
+            and (not query.states or operation.state in query.states)
+            and query.service in (None, operation.service)
+            and (query.before is None or operation.created_at < query.before)
+        ]
+        return found[: query.limit]
+
+    async def unsettled(self) -> Sequence[Operation]:
+        newest = _newest_first(o for o in self._operations.values() if o.state in UNSETTLED)
+        return newest[::-1]
+
+    async def history(self, key: str) -> Sequence[StoredEvent]:
+        return [stored for stored, _ in self._events if stored.key == key]
+
+    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
+        return [stored for stored, _ in self._events[after : after + limit]]
+
+    async def counts(self) -> dict[tuple[str, str, str | None], int]:
+        counted: Counter[tuple[str, str, str | None]] = Counter()
+        for state in State:
+            counted["", state.value, None] = 0
+        for operation in self._operations.values():
+            assert operation.state is not None
+            counted["", operation.state.value, None] += 1
+            if operation.state in UNSETTLED:
+                counted[operation.service, operation.state.value, operation.blocked_by] += 1
+        return dict(counted)
+
+    async def verify(self, run: str | None = None) -> Sequence[str]:
+        faults = []
+        last: dict[str, bytes] = {}
+        for stored, row in self._events:
+            expected = _link(last.get(stored.run, START), stored, row)
+            if expected.hex() != stored.hash and run in (None, stored.run):
+                faults.append(f"event {stored.seq} of run {stored.run} does not fit its hash")
+            last[stored.run] = expected
+        return faults
+
+    def stats(self) -> Stats:
+        return Stats(self._commits, self._commits, (1,) * min(self._commits, 1000))
+
+    def _new_run(self, run: str, epoch: int) -> RunRow:
+        now = self._clock.time()
+        return RunRow(run, epoch, created_at=now, generation=self.generation)
+
+    def _of_step(self, run: str, step: str) -> list[Operation]:
+        return [self._operations[key] for key in self._steps.get((run, step), ())]
+
+    def _append(self, operation: Operation, row: codec.EventRow) -> None:
+        event = codec.decode_event(row.kind, row.at, row.data)
+        stored = StoredEvent(len(self._events) + 1, operation.run, operation.key, event)
+        digest = _link(self._last.get(operation.run, START), stored, row)
+        self._last[operation.run] = digest
+        self._events.append((replace(stored, hash=digest.hex()), row))
+
+
+def _newest_first(operations: Iterable[Operation]) -> list[Operation]:
+    # Sorting keeps the order of equals, and of two at one moment the later comes first.
+    oldest_first = sorted(operations, key=lambda operation: operation.created_at)
+    return oldest_first[::-1]
+
+
+def _link(previous: bytes, stored: StoredEvent, row: codec.EventRow) -> bytes:
+    return link(previous, stored.seq, stored.run, stored.key, row.kind, row.at, row.data, None)

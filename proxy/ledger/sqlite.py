@@ -1,0 +1,509 @@
+"""The ledger in one SQLite file.
+
+One process, one file, one connection that writes and checkpoints (SQLite before 3.51.3 can corrupt
+a WAL that two connections write). Commits go through ``group`` to ``batch``, on that connection's
+own thread. Point reads are answered at once, in the caller's thread, on a connection that cannot
+write; what may take long runs in a thread, on a connection of its own.
+
+What was noted but is not durable yet is visible to reads, so that a call that follows an answer at
+once finds it delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import aiosqlite
+
+from proxy.clock import Clock
+from proxy.core.model import Answer, Request
+from proxy.core.operation import Event, Operation, evolve
+from proxy.ledger import audit, codec
+from proxy.ledger.base import (
+    Change,
+    Damaged,
+    LedgerError,
+    Lookalike,
+    Query,
+    RunRow,
+    Stats,
+    StoredEvent,
+    WrongKey,
+)
+from proxy.ledger.batch import FAULTS, LAST, SELECT, SELECT_RUN, BatchWriter, explain
+from proxy.ledger.chain import START, Head, HeadFile, went_back
+from proxy.ledger.group import Entry, GroupCommit
+from proxy.ledger.lock import LockFile, network_file_system
+from proxy.ledger.schema import create_file, prepare, reader
+from proxy.ledger.seal import Sealer, content_identity
+
+INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
+
+_NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
+_EVENTS = "SELECT seq, run, key, kind, at, data, hash FROM events"
+_UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class WritingThread:
+    """aiosqlite's connection, asked to run a whole function at once on its thread.
+
+    The one place that leans on ``Connection._execute`` and ``_conn``, which are not public; a test
+    guards them."""
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(cls, path: Path) -> WritingThread:
+        return cls(await aiosqlite.connect(path, isolation_level=None))
+
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connection
+        done = await connection._execute(function, connection._conn)  # type: ignore[no-untyped-call]
+        return cast(T, done)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class SqliteLedger:
+    """``key``: 32 bytes. ``restored``: the file came from a backup; begin a new generation.
+    ``observe``: told of each durable batch, its seconds and the number of its changes.
+
+    ``alarms`` says why this is not, or may not be, the ledger that ran here before; ``warnings``
+    what else a person should know. Both are filled by ``open``."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        key: bytes,
+        clock: Clock,
+        restored: bool = False,
+        observe: Callable[[float, int], None] | None = None,
+    ) -> None:
+        self.path = path
+        self.generation = ""
+        self.alarms: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+        self._sealer = Sealer(key)
+        self._clock = clock
+        self._restored = restored
+        self._observe = observe
+        self._lock = LockFile(path.with_name(path.name + ".lock"))
+        self._head_file = HeadFile(path.with_name(path.name + ".head"))
+        self._noted: dict[str, list[Entry]] = {}
+        self._next_content = 1
+        self._thread: WritingThread | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._batches: BatchWriter | None = None
+        self._group: GroupCommit | None = None
+
+    # Opening and closing
+
+    async def open(self) -> None:
+        try:
+            created = create_file(self.path)
+            self._lock.acquire()
+            self._head_file.open()
+            self._thread = await WritingThread.open(self.path)
+            await self._thread.run(prepare)
+            head = await self._thread.run(lambda db: self._identify(db, created))
+            self._reader = reader(self.path)
+            self._head_file.begin(head)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, (*FAULTS, OSError)):
+                raise _cannot_open(self.path, error) from error
+            raise
+        self._batches = BatchWriter(self.generation, self._clock, self._head_file)
+        self._group = GroupCommit(self._write, self._settled, self._clock, self._observe)
+        network = network_file_system(self.path)
+        if network:
+            self.warnings += (
+                f"{self.path} is on a network file system ({network}), where locks and syncs "
+                "may not hold: use a local disk",
+            )
+
+    async def close(self) -> None:
+        """Write what is queued, then let go of the file. Safe to call twice."""
+        if self._group is not None:
+            await self._group.close()
+            self._group = None
+        if self._reader is not None:  # before the writer, whose closing checkpoints
+            self._reader.close()
+            self._reader = None
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            with contextlib.suppress(sqlite3.Error):
+                await thread.close()
+        self._head_file.close()
+        self._lock.release()
+
+    def _identify(self, db: sqlite3.Connection, created: bool) -> Head:
+        """Check the key, settle the generation. Runs on the writing thread, in one transaction."""
+        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+        if meta and not self._sealer.opens(meta.get("canary", b"")):
+            raise WrongKey(
+                f"the key does not open {self.path}: put back the key file this ledger was made "
+                "with (beside it, or ledger.key_file)"
+            )
+        last = db.execute(LAST).fetchone() or (0, START)
+        now = Head(meta.get("generation", "0"), last[0], last[1] or START)
+        seen = self._head_file.read()
+        reason = went_back(seen, now, lambda seq: _head_at(db, seq))
+        if seen is None and not created and not self._head_file.empty():
+            self.warnings += (f"{self._head_file.path} could not be read and was written anew",)
+        if reason is not None:
+            self.alarms += (f"{reason}: a new generation begins",)
+        fresh = not meta
+        if fresh or reason is not None or self._restored:
+            # The number before the dash counts the lives known of; a first, unbroken one is 1.
+            lives = int(meta.get("lives", 0)) + (1 if not fresh or reason is None else 2)
+            self.generation = f"{lives}-{secrets.token_hex(8)}"
+            canary = meta.get("canary") or self._sealer.canary()
+            _remember(db, generation=self.generation, lives=lives, canary=canary)
+        else:
+            self.generation = now.generation
+        self._next_content = db.execute("SELECT coalesce(max(id), 0) + 1 FROM contents").fetchone()[
+            0
+        ]
+        return replace(now, generation=self.generation)
+
+    # Point reads
+
+    def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
+        newest: Operation | None = None
+        for name in (base, *names):
+            found = self._row(
+                f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1",
+                _versions(name),
+            )
+            if found is None:
+                self._refuse_missing("key >= ? AND key < ?", _versions(name), name)
+            elif newest is None or found.version > newest.version:
+                newest = found
+        return newest
+
+    def get(self, key: str) -> Operation | None:
+        found = self._row(f"{SELECT} WHERE key = ?", (key,))
+        if found is None:
+            self._refuse_missing("key = ?", (key,), key)
+        return found
+
+    def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
+        run, step, method, url = lookalike.run, lookalike.step, lookalike.method, lookalike.url
+        rows = self._rows(
+            f"{SELECT} WHERE alike = ? AND run = ? AND step = ? AND method = ? AND url = ?"
+            " ORDER BY created_at DESC, rowid DESC",
+            (codec.alike_code(run, step, method, url), run, step, method, codec.text(url)),
+        )
+        return [self._with_notes(codec.decode(row)) for row in rows]
+
+    def by_caller_key(self, service: str, caller_key: str) -> Operation | None:
+        return self._row(
+            f"{SELECT} WHERE service = ? AND caller_key = ?"
+            " ORDER BY created_at DESC, rowid DESC LIMIT 1",
+            (service, caller_key),
+        )
+
+    def adopted(
+        self, service: str, endpoint: str, account: str | None, external_id: str
+    ) -> str | None:
+        rows = self._rows(
+            "SELECT key FROM operations WHERE external_id = ? AND service = ? AND endpoint = ?"
+            " AND account IS ? ORDER BY rowid LIMIT 1",
+            (codec.text(external_id), service, endpoint, account),
+        )
+        return rows[0][0] if rows else None
+
+    def written_since(self, method_url: tuple[str, str], when: float, but: str) -> bool:
+        url = method_url[1]
+        rows = self._rows(
+            "SELECT 1 FROM operations WHERE place = ? AND started_at > ? AND url = ? AND key <> ?"
+            " LIMIT 1",
+            (codec.place_code(url), when, codec.text(url), but),
+        )
+        return bool(rows)
+
+    def run(self, run: str) -> RunRow | None:
+        rows = self._rows(SELECT_RUN, (run,))
+        return codec.decode_run(rows[0]) if rows else None
+
+    async def begin_epoch(self, run: str) -> RunRow:
+        entry = Entry(run=run, begins=True)
+        await self._open_group().submit(entry)
+        assert entry.began is not None
+        return entry.began
+
+    async def request_of(self, key: str) -> Request | None:
+        packed = await self._content(key, "request")
+        return None if packed is None else codec.unpack_request(packed)
+
+    async def answer_of(self, key: str) -> Answer | None:
+        packed = await self._content(key, "answer")
+        return None if packed is None else codec.unpack_answer(packed)
+
+    # Writing
+
+    async def commit(self, change: Change) -> Operation:
+        if not change.events:
+            raise ValueError(f"a change of {change.operation.key} without an event has no reason")
+        group = self._open_group()
+        try:
+            if _weight(change) > INLINE:
+                entry = await asyncio.to_thread(self._entry, change)
+            else:
+                entry = self._entry(change)
+        except (TypeError, ValueError) as error:
+            raise LedgerError(f"{change.operation.key} cannot be stored: {error}") from error
+        await group.submit(entry)
+        assert entry.operation is not None
+        return entry.operation
+
+    def note(self, operation: Operation, event: Event) -> None:
+        moves = evolve(operation, event) != operation
+        entry = Entry(
+            run=operation.run,
+            key=operation.key,
+            events=(codec.encode_event(event),),
+            moves=event if moves else None,
+        )
+        group = self._open_group()
+        if moves:
+            self._noted.setdefault(operation.key, []).append(entry)
+        group.later(entry)
+
+    async def flush(self) -> None:
+        await self._open_group().submit(Entry())
+
+    def stats(self) -> Stats:
+        return self._group.stats() if self._group is not None else Stats()
+
+    # Lists
+
+    async def operations(self, query: Query) -> Sequence[Operation]:
+        where, values = _conditions(query)
+        return await self._list(
+            f"{SELECT}{where} ORDER BY created_at DESC, rowid DESC LIMIT ?", (*values, query.limit)
+        )
+
+    async def unsettled(self) -> Sequence[Operation]:
+        return await self._list(f"{SELECT} WHERE {_UNSETTLED} ORDER BY created_at, rowid", ())
+
+    async def history(self, key: str) -> Sequence[StoredEvent]:
+        rows = await self._apart(f"{_EVENTS} WHERE key = ? ORDER BY seq", (key,))
+        return [_stored(row) for row in rows]
+
+    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
+        rows = await self._apart(f"{_EVENTS} WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit))
+        return [_stored(row) for row in rows]
+
+    async def counts(self) -> dict[tuple[str, str, str | None], int]:
+        unsettled = (
+            "SELECT service, state, blocked_by, count(*) FROM operations"
+            f" WHERE {_UNSETTLED} GROUP BY service, state, blocked_by"
+        )
+        rows = await self._apart(unsettled, ())
+        totals = await self._apart("SELECT '', state, NULL, number FROM tallies", ())
+        return {(row[0], row[1], row[2]): row[3] for row in (*rows, *totals)}
+
+    async def verify(self, run: str | None = None) -> Sequence[str]:
+        self._open_group()
+        head = self._head_file.read()
+        return await asyncio.to_thread(
+            self._in_thread, lambda db: audit.verify(db, self._sealer, run, head)
+        )
+
+    # Within
+
+    def _open_group(self) -> GroupCommit:
+        if self._group is None:
+            raise LedgerError("the ledger is not open")
+        return self._group
+
+    def _entry(self, change: Change) -> Entry:
+        """A change, encoded and sealed, at its new revision."""
+        operation = replace(change.operation, revision=change.operation.revision + 1)
+        key = operation.key
+        request = None if change.request is None else codec.pack_request(change.request)
+        answer = None if change.answer is None else codec.pack_answer(change.answer)
+        return Entry(
+            run=operation.run,
+            key=key,
+            events=tuple(map(codec.encode_event, change.events)),
+            operation=operation,
+            row=codec.encode(operation),
+            request=self._seal(key, "request", request),
+            answer=self._seal(key, "answer", answer),
+        )
+
+    def _seal(self, key: str, kind: str, packed: bytes | None) -> tuple[int, bytes] | None:
+        if packed is None:
+            return None
+        number = self._next_content
+        self._next_content += 1
+        return number, self._sealer.seal(packed, content_identity(key, kind, number))
+
+    async def _write(self, batch: Sequence[Entry]) -> None:
+        thread, batches = self._thread, self._batches
+        assert thread is not None
+        assert batches is not None
+        try:
+            await thread.run(lambda db: batches.write(db, batch))
+        except BaseException as error:
+            batches.forget()
+            if isinstance(error, FAULTS):
+                raise explain(error) from error
+            raise
+
+    def _settled(self, batch: Sequence[Entry]) -> None:
+        for entry in batch:
+            if entry.moves is not None:
+                noted = self._noted[entry.key]
+                noted.remove(entry)
+                if not noted:
+                    del self._noted[entry.key]
+
+    def _with_notes(self, operation: Operation) -> Operation:
+        """The operation as it will be once what was noted has landed, revision included."""
+        for entry in self._noted.get(operation.key, ()):
+            # ``landed`` is set before the COMMIT, so a row that has the note is told by it.
+            if entry.moves and (entry.landed is None or operation.revision < entry.landed):
+                after = evolve(operation, entry.moves)
+                operation = codec.at_revision(after, operation.revision + 1)
+        return operation
+
+    def _row(self, sql: str, values: Sequence[Any]) -> Operation | None:
+        rows = self._rows(sql, values)
+        return self._with_notes(codec.decode(rows[0])) if rows else None
+
+    def _rows(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        if self._reader is None:
+            raise LedgerError("the ledger is not open")
+        try:
+            return self._reader.execute(sql, values).fetchall()
+        except FAULTS as error:
+            raise explain(error) from error
+
+    def _refuse_missing(self, where: str, values: Sequence[str], name: str) -> None:
+        """Raise Damaged where the history knows an operation whose row was not found."""
+        known = f"SELECT 1 FROM events WHERE {where} AND row IS NOT NULL LIMIT 1"
+        if self._rows(known, values):
+            raise Damaged(f"the history knows {name}, but its row is gone: it was damaged")
+
+    async def _content(self, key: str, kind: str) -> bytes | None:
+        sql = (
+            f"SELECT o.{kind}_id, c.id, length(c.sealed), {{}} FROM operations o"
+            f" LEFT JOIN contents c ON c.id = o.{kind}_id WHERE o.key = ?"
+        )
+        short = f"CASE WHEN length(c.sealed) <= {INLINE} THEN c.sealed END"
+        rows = self._rows(sql.format(short), (key,))
+        if not rows:
+            self._refuse_missing("key = ?", (key,), key)
+            return None
+        number, stored, length, sealed = rows[0]
+        if number is None:
+            return None
+        if stored is None:
+            raise Damaged(f"the stored {kind} of {key} is gone: it was damaged")
+        if length is None:
+            return None  # retention took it
+        identity = content_identity(key, kind, number)
+        if sealed is not None:
+            return self._sealer.unseal(sealed, identity)
+        rows = await self._apart(sql.format("c.sealed"), (key,))
+        return await asyncio.to_thread(self._sealer.unseal, rows[0][3], identity)
+
+    async def _list(self, sql: str, values: Sequence[Any]) -> list[Operation]:
+        """Operations of a list. A damaged row is left out and logged: it must not hide the rest,
+        and whoever asks for it by its key is told."""
+        found = []
+        for row in await self._apart(sql, values):
+            try:
+                found.append(self._with_notes(codec.decode(row)))
+            except Damaged as damage:
+                log.error("left out of a list: %s", damage)
+        return found
+
+    async def _apart(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        self._open_group()
+        return await asyncio.to_thread(
+            self._in_thread, lambda db: db.execute(sql, values).fetchall()
+        )
+
+    def _in_thread(self, ask: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with contextlib.closing(reader(self.path)) as db:
+                # Damaged text shows against its hash, row by row, instead of ending a whole list.
+                db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+                return ask(db)
+        except FAULTS as error:
+            raise explain(error) from error
+
+
+def _weight(change: Change) -> int:
+    """Bytes of the bodies."""
+    parts = (change.request, change.answer)
+    return sum(part.body.size for part in parts if part is not None and part.body is not None)
+
+
+def _versions(base: str) -> tuple[str, str]:
+    """The range of keys base/v1, base/v2 ...: names have no slash, and "w" follows "v"."""
+    return f"{base}/v", f"{base}/w"
+
+
+def _conditions(query: Query) -> tuple[str, list[Any]]:
+    conditions: list[str] = []
+    values: list[Any] = []
+    if query.run is not None:
+        conditions.append("key >= ? AND key < ?")
+        values += [f"{query.run}/", f"{query.run}0"]
+    if query.states:
+        conditions.append(f"state IN ({', '.join('?' * len(query.states))})")
+        values += [state.value for state in query.states]
+        if all(state.value in ("in_flight", "unknown") for state in query.states):
+            conditions.append(_UNSETTLED)
+    if query.service is not None:
+        conditions.append("service = ?")
+        values.append(query.service)
+    if query.before is not None:
+        conditions.append("created_at < ?")
+        values.append(query.before)
+    return (" WHERE " + " AND ".join(conditions) if conditions else ""), values
+
+
+def _stored(row: Sequence[Any]) -> StoredEvent:
+    seq, run, key, kind, at, data, digest = row
+    return StoredEvent(seq, run, key, codec.decode_event(kind, at, data), digest.hex())
+
+
+def _head_at(db: sqlite3.Connection, seq: int) -> bytes | None:
+    found = db.execute("SELECT head FROM events WHERE seq = ?", (seq,)).fetchone()
+    return found[0] if found else None
+
+
+def _remember(db: sqlite3.Connection, **values: Any) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+    db.execute("COMMIT")
+
+
+def _cannot_open(path: Path, error: Exception) -> LedgerError:
+    if isinstance(error, OSError):
+        return LedgerError(f"cannot open {path}: {error.strerror}")
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        return LedgerError(f"{path} is not a SQLite file: choose another ledger.url")
+    reason = explain(error)
+    return type(reason)(f"cannot open {path}: {reason}")

@@ -1,0 +1,119 @@
+"""Rule files from directories to one RuleSet, or every mistake in them at once.
+
+A file in a later directory replaces an earlier directory's file of the same service; two files of
+one service in the same directory are a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from proxy.core.matching import RuleSet
+from proxy.core.rules import Service
+from proxy.rulefile import schema, yamltext
+from proxy.rulefile.compile import compile_service
+from proxy.rulefile.problems import Problems, RuleErrors
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFile:
+    """One file that is right: ``model`` as written (examples included), ``service`` as meant."""
+
+    path: Path
+    model: schema.Service
+    service: Service
+    warnings: tuple[str, ...]
+
+
+def load(dirs: Sequence[Path]) -> RuleSet:
+    """Raises RuleErrors with all that is wrong in any file."""
+    files = load_files(dirs)
+    return RuleSet([f.service for f in files], [w for f in files for w in f.warnings])
+
+
+def load_files(dirs: Sequence[Path]) -> list[RuleFile]:
+    """The files in force, by service name. Raises RuleErrors."""
+    found: dict[str, RuleFile] = {}
+    errors: list[str] = []
+    for directory in dirs:
+        here: dict[str, RuleFile] = {}
+        for path in _files(directory, errors):
+            file = _read(path, errors)
+            if file is None:
+                continue
+            earlier = here.setdefault(file.service.name, file)
+            if earlier is not file:
+                errors.append(
+                    f"{path}:1:1: service: {file.service.name!r} is already in {earlier.path}; "
+                    "service names are unique"
+                )
+        found.update(here)
+    if errors:
+        raise RuleErrors(errors)
+    return [found[name] for name in sorted(found)]
+
+
+def load_file(path: Path) -> RuleFile:
+    """One file by itself. Raises RuleErrors."""
+    errors: list[str] = []
+    file = _read(path, errors)
+    if file is None:
+        raise RuleErrors(errors)
+    return file
+
+
+def load_text(text: str, name: str = "rules") -> RuleFile:
+    """A rule file given as text. Raises RuleErrors."""
+    errors: list[str] = []
+    file = _compile(text, Path(name), errors)
+    if file is None:
+        raise RuleErrors(errors)
+    return file
+
+
+def _files(directory: Path, errors: list[str]) -> Iterator[Path]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError as error:
+        errors.append(f"{directory}: cannot be read: {error.strerror}")
+        return
+    yield from (p for p in entries if p.suffix in SUFFIXES and not p.name.startswith("."))
+
+
+def _read(path: Path, errors: list[str]) -> RuleFile | None:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        errors.append(f"{path}: cannot be read: {error.strerror}")
+        return None
+    except UnicodeDecodeError:
+        errors.append(f"{path}: is not UTF-8")
+        return None
+    return _compile(text, path, errors)
+
+
+def _compile(text: str, path: Path, errors: list[str]) -> RuleFile | None:
+    problems = Problems(str(path))
+    raw = yamltext.read(text, problems)
+    model = None
+    if raw is not None:
+        model = schema.validate(raw, problems)
+    service = None
+    if model is not None and isinstance(raw, Mapping):
+        service = compile_service(raw, model, problems)
+    if problems.errors or model is None or service is None:
+        errors += sorted(set(problems.errors), key=_by_line)
+        return None
+    return RuleFile(path, model, service, tuple(problems.warnings))
+
+
+def _by_line(problem: str) -> tuple[int, int]:
+    for part, following in pairwise(problem.split(":")):
+        if part.isdecimal() and following.isdecimal():
+            return int(part), int(following)
+    return 0, 0

@@ -1,0 +1,329 @@
+"""Running the examples of rule files: what `onceproxy rules test` does, and the test suite.
+
+An example is a call as an agent would make it. It goes through the same matching, placement,
+classifying and lookup reading that a live call goes through; only nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from proxy.core import keys
+from proxy.core.bodies import BodyMissing, dump_json
+from proxy.core.classify import classify
+from proxy.core.matching import BadPath, Matched, RuleSet
+from proxy.core.model import EMPTY, Answer, Answered, Body, Headers, Request
+from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
+from proxy.core.reconcile import (
+    Found,
+    Inconclusive,
+    Inquiry,
+    LookupVerdict,
+    NoneFound,
+    Several,
+    choose,
+)
+from proxy.core.rules import Endpoint
+from proxy.core.splice import read_pair
+from proxy.core.values import same, text_of
+from proxy.core.views import RequestView
+from proxy.rulefile import schema
+from proxy.rulefile.loader import RuleFile
+
+RUN_AND_STEP = "example-run/example-step"
+SENT_AT = 1_700_000_000.0  # a fixed moment (2023-11-14T22:13:20Z), so that examples never age
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleResult:
+    """``title``: service.endpoint and the number of the example. No problems: it passed."""
+
+    title: str
+    problems: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as it would leave, with the texts that were written into it."""
+
+    request: Request
+    key: str | None = None
+    marker: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str | None:
+        """What ``{key}`` stands for in lookups."""
+        return self.marker or self.key
+
+
+def run_examples(files: Sequence[RuleFile]) -> list[ExampleResult]:
+    """All examples of the files, against the files together, as in force."""
+    rules = RuleSet([file.service for file in files])
+    return [
+        ExampleResult(
+            f"{file.service.name}.{name} example {number}",
+            tuple(_Example(rules, file, name, example).run()),
+        )
+        for file in files
+        for name, endpoint in file.model.endpoints.items()
+        for number, example in enumerate(endpoint.examples, 1)
+    ]
+
+
+def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
+    """The request with marker and key in it. Nothing signed is changed."""
+    endpoint = matched.endpoint
+    if endpoint.effect == "read" or endpoint.mode != "enforce" or endpoint.signed != "none":
+        return Prepared(request)
+    notes: list[str] = []
+    marker = key = None
+    if endpoint.marker is not None:
+        spec = endpoint.marker
+        text = keys.render(operation_key, spec.rendering, max_length=spec.max_length)
+        try:
+            request = put_marker(request, spec, text, {}, endpoint.match)
+            marker = text
+        except CannotPlace as error:
+            notes.append(f"no marker: {error}")
+    if endpoint.key is not None:
+        request, key = _with_key(request, endpoint, operation_key, notes)
+    return Prepared(request, key, marker, tuple(notes))
+
+
+def _with_key(
+    request: Request, endpoint: Endpoint, operation_key: str, notes: list[str]
+) -> tuple[Request, str | None]:
+    spec = endpoint.key
+    assert spec is not None
+    given = key_of_caller(request, spec, endpoint.match)
+    minted = given is not None and keys.is_minted(given, spec.minted)
+    if given is not None and (not minted or spec.existing == "keep"):
+        return request, given
+    text = keys.render(
+        operation_key,
+        spec.rendering,
+        max_length=spec.max_length,
+        min_length=spec.min_length,
+        alphabet=spec.alphabet,
+        prefix=spec.prefix,
+    )
+    try:
+        return put_key(request, spec, text, endpoint.match), text
+    except CannotPlace as error:
+        notes.append(f"no key: {error}")
+        return request, None
+
+
+@dataclass(slots=True)
+class _Example:
+    rules: RuleSet
+    file: RuleFile
+    name: str
+    example: schema.Example
+    problems: list[str] = field(default_factory=list)
+
+    def run(self) -> list[str]:
+        request = self._request()
+        if request is None:
+            return self.problems
+        try:
+            matched = self.rules.match(request)
+        except BadPath as error:
+            self.problems.append(str(error))
+            return self.problems
+        if not self._expected_endpoint(matched) or matched is None:
+            return self.problems
+        endpoint = matched.endpoint
+        prepared = prepare(matched, request, f"{RUN_AND_STEP}/{endpoint.title}/v1")
+        self._effect(matched)
+        self._placed(prepared)
+        for number, answer in enumerate(self.example.answers, 1):
+            self._answer(number, answer, matched, prepared)
+        for number, lookup in enumerate(self.example.lookups, 1):
+            self._lookup(number, lookup, matched, prepared)
+        return self.problems
+
+    def _request(self) -> Request | None:
+        given = self.example.request
+        method, _, target = given.send.strip().partition(" ")
+        if target.startswith("/"):
+            target = f"{_a_url(self.file.model.hosts[0])}{target}"
+        try:
+            return request_of(method, target, tuple(given.header.items()), *_body_of(given))
+        except ValueError as error:
+            self.problems.append(f"send {given.send!r}: {error}")
+            return None
+
+    def _expected_endpoint(self, matched: Matched | None) -> bool:
+        wanted = self.example.expect.endpoint or self.name
+        service = self.file.service.name
+        title = matched.endpoint.title if matched else "none"
+        if title in (wanted, f"{service}.{wanted}"):
+            return True
+        self.problems.append(f"expected endpoint {wanted}, matched {title}")
+        return False
+
+    def _effect(self, matched: Matched) -> None:
+        expect, endpoint = self.example.expect, matched.endpoint
+        if expect.effect not in (None, endpoint.effect):
+            self.problems.append(f"expected effect {expect.effect}, it is {endpoint.effect}")
+        if expect.approval is not None:
+            rule = endpoint.approval
+            needs = rule is not None and (
+                rule.required or bool(rule.when and rule.when.may_hold(matched.view))
+            )
+            if needs is not expect.approval:
+                self.problems.append(f"expected approval {expect.approval}, it is {needs}")
+
+    def _placed(self, prepared: Prepared) -> None:
+        expect, request = self.example.expect, prepared.request
+        for name, text in expect.header.items():
+            self._equal(f"header {name}", text, request.header(name), prepared)
+        for name, text in expect.query.items():
+            self._equal(f"query {name}", text, read_pair(request.query, name), prepared)
+        if expect.form:
+            body = (request.body.data or b"").decode("utf-8", "replace")
+            for name, text in expect.form.items():
+                self._equal(f"form {name}", text, read_pair(body, name), prepared)
+        if expect.target is not None:
+            self._equal("target", expect.target, request.target, prepared)
+        if expect.json_ is not None:
+            try:
+                body = RequestView(request).get("body")
+            except BodyMissing as error:
+                body = str(error)
+            self._contains("json", expect.json_, body, prepared)
+
+    def _contains(self, where: str, wanted: Any, given: Any, prepared: Prepared) -> None:
+        if isinstance(wanted, dict) and isinstance(given, dict):
+            for name, value in wanted.items():
+                self._contains(f"{where}.{name}", value, given.get(name), prepared)
+        elif isinstance(wanted, str):
+            self._equal(where, wanted, given, prepared)
+        elif wanted != given:
+            self.problems.append(f"{where}: expected {wanted!r}, it is {given!r}")
+
+    def _equal(self, where: str, wanted: str, given: Any, prepared: Prepared) -> None:
+        """``{key}`` is the key's text in the key's place and the marker's in the marker's."""
+        texts = [t for t in (prepared.key, prepared.marker) if t is not None] or [""]
+        if not any(same(given, wanted.replace("{key}", text)) for text in texts):
+            notes = "".join(f" ({note})" for note in prepared.notes)
+            self.problems.append(f"{where}: expected {wanted!r}, it is {given!r}{notes}")
+
+    def _answer(
+        self, number: int, given: schema.ExampleAnswer, matched: Matched, prepared: Prepared
+    ) -> None:
+        answer = _answer_of(given.status, given.header, given.body, prepared)
+        verdict = classify(
+            matched.endpoint, Answered(answer), matched.view, keyed=prepared.key is not None
+        )
+        where = f"answers[{number - 1}]"
+        if verdict.means != given.means:
+            self.problems.append(
+                f"{where}: expected {given.means}, it is {verdict.means} ({verdict.reason})"
+            )
+        if given.replayed is not None and given.replayed is not verdict.replayed:
+            self.problems.append(f"{where}: expected replayed {given.replayed}")
+        if given.external_id not in (None, verdict.external_id):
+            self.problems.append(
+                f"{where}: expected external_id {given.external_id}, it is {verdict.external_id}"
+            )
+
+    def _lookup(
+        self, number: int, given: schema.ExampleLookup, matched: Matched, prepared: Prepared
+    ) -> None:
+        where = f"lookups[{number - 1}]"
+        lookup = choose(matched.endpoint, matched.view)
+        if lookup is None:
+            self.problems.append(f"{where}: no lookup of the endpoint is meant for this request")
+            return
+        names = {"key": prepared.name, "sent_at": SENT_AT}
+        inquiry = Inquiry(lookup, prepared.request, matched.params, names)
+        first = inquiry.next()
+        if isinstance(first, Request) and given.asks is not None:
+            self._equal(f"{where} asks", given.asks, f"{first.method} {first.target}", prepared)
+        for body in (given.body, *given.pages):
+            answer = _answer_of(given.status, given.header, body, prepared)
+            inquiry.feed(Answered(answer))
+        verdict = inquiry.next()
+        if isinstance(verdict, Request):
+            self.problems.append(f"{where}: it asks for another page; give it under `pages:`")
+            return
+        means, reason = _means(verdict)
+        if means != given.means:
+            self.problems.append(f"{where}: expected {given.means}, it is {means}{reason}")
+        found = verdict.external_id if isinstance(verdict, Found) else None
+        if given.external_id not in (None, found):
+            self.problems.append(f"{where}: expected external_id {given.external_id}, is {found}")
+
+
+def _means(verdict: LookupVerdict) -> tuple[str, str]:
+    match verdict:
+        case Found(failed=True):
+            return "failed", ""
+        case Found():
+            return "found", ""
+        case Several():
+            return "several", ""
+        case NoneFound():
+            return "none", ""
+        case Inconclusive():
+            return "inconclusive", f" ({verdict.blocked_by}: {verdict.reason})"
+
+
+def request_of(method: str, url: str, headers: Headers, body: bytes, kind: str | None) -> Request:
+    """A request to a URL. Raises ValueError with a reason."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be METHOD and a path, or METHOD and an http or https URL")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if kind is not None and not any(name.lower() == "content-type" for name, _ in headers):
+        headers = (*headers, ("Content-Type", kind))
+    stored = Body.of(body) if body else EMPTY
+    return Request(method, parts.scheme, parts.hostname, port, target, headers, stored)
+
+
+def _body_of(given: schema.ExampleRequest) -> tuple[bytes, str | None]:
+    if given.form is not None:
+        fields = [(name, text_of(value) or "") for name, value in given.form.items()]
+        return urlencode(fields).encode(), "application/x-www-form-urlencoded"
+    if given.json_ is not None:
+        return dump_json(given.json_).encode(), "application/json"
+    return (given.body or "").encode(), None
+
+
+def _a_url(host: str) -> str:
+    """An address that the pattern takes."""
+    name = "any.example" if host == "*" else host.replace("*.", "example.")
+    while "{" in name:
+        before, _, rest = name.partition("{")
+        name = f"{before}example{rest.partition('}')[2]}"
+    return f"https://{name}"
+
+
+def _answer_of(status: int, header: Mapping[str, str], body: Any, prepared: Prepared) -> Answer:
+    filled = _filled(body, prepared.name or "")
+    text = filled if isinstance(filled, str) else "" if filled is None else dump_json(filled)
+    headers = tuple(header.items())
+    if not isinstance(filled, str) and filled is not None:
+        headers = (*headers, ("Content-Type", "application/json"))
+    return Answer(status, "", headers, Body.of(text.encode()))
+
+
+def _filled(value: Any, key: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{key}", key)
+    if isinstance(value, dict):
+        return {name: _filled(inner, key) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, key) for inner in value]
+    return value

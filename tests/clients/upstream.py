@@ -1,0 +1,236 @@
+"""A counting API in this process, over http and https: what arrived, and how many effects it had.
+
+It honours ``Idempotency-Key``, so that effects and arrivals are two numbers. It can lose an answer
+after the effect (``lose``), keep calls waiting (``hold``), and let a call go on only when so many
+others have come (paths that end in ``/together``: a proof that they ran at the same time).
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+TOGETHER = 3  # calls that wait for each other
+WAIT_SECONDS = 20.0  # for the others, or for the end of a hold; a broken test ends by it
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request as it came off the wire."""
+
+    site: str
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def values(self, name: str) -> list[str]:
+        return [value for known, value in self.headers if known.lower() == name.lower()]
+
+    def form(self) -> dict[str, list[str]]:
+        return parse_qs(self.body.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass
+class Site:
+    """One API: the same handler on a port for http and one for https."""
+
+    name: str
+    http: str = ""  # origins, without a path
+    https: str = ""
+
+    @property
+    def hosts(self) -> list[str]:
+        return [self.http.split("//")[1], self.https.split("//")[1]]
+
+
+@dataclass
+class Upstream:
+    """All sites together."""
+
+    sites: dict[str, Site] = field(default_factory=dict)
+    arrivals: list[Arrival] = field(default_factory=list)
+    effects: list[Arrival] = field(default_factory=list)
+    _kept: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    _lose: set[str] = field(default_factory=set)
+    _holds: dict[str, threading.Event] = field(default_factory=dict)
+    _meetings: dict[str, threading.Barrier] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __getitem__(self, name: str) -> Site:
+        return self.sites[name]
+
+    def came(self, target: str) -> list[Arrival]:
+        return [arrival for arrival in self.arrivals if arrival.target == target]
+
+    def done(self, target: str) -> list[Arrival]:
+        return [effect for effect in self.effects if effect.target == target]
+
+    def lose(self, target: str) -> None:
+        """The next call has its effect, and its connection ends without an answer."""
+        self._lose.add(target)
+
+    @contextmanager
+    def hold(self, target: str) -> Iterator[threading.Event]:
+        """Calls get no answer until the event is set, or the block is left."""
+        gate = self._holds[target] = threading.Event()
+        try:
+            yield gate
+        finally:
+            gate.set()
+
+    def take(self, arrival: Arrival) -> Answer | None:
+        """What to answer; None: close the connection instead."""
+        with self._lock:
+            self.arrivals.append(arrival)
+            meeting = None
+            if arrival.target.endswith("/together"):
+                name = arrival.target
+                meeting = self._meetings.setdefault(name, threading.Barrier(TOGETHER))
+            gate = self._holds.get(arrival.target)
+        if meeting is not None:
+            meeting.wait(WAIT_SECONDS)
+        if gate is not None:
+            gate.wait(WAIT_SECONDS)
+        with self._lock:
+            answer = self._act(arrival)
+            if arrival.target in self._lose:
+                self._lose.discard(arrival.target)
+                return None
+        return answer
+
+    def _act(self, arrival: Arrival) -> Answer:
+        key = next(iter(arrival.values("Idempotency-Key")), None)
+        kept = self._kept.get((arrival.site, key)) if key else None
+        if kept is not None:
+            return Answer(kept.status, {**kept.headers, "Idempotent-Replayed": "true"}, kept.body)
+        if arrival.method != "GET":
+            self.effects.append(arrival)
+        answer = answer_of(arrival, len(self.effects))
+        if key:
+            self._kept[(arrival.site, key)] = answer
+        return answer
+
+
+def answer_of(arrival: Arrival, number: int) -> Answer:
+    """In the words of the API that the client expects."""
+    headers = {"Content-Type": "application/json", "Set-Cookie": f"session={number}"}
+    if arrival.target.endswith("/chat/completions"):
+        return chat(arrival, number)
+    if arrival.site == "stripe":
+        amount = int(arrival.form().get("amount", ["0"])[0])
+        made: dict[str, Any] = {"id": f"re_{number}", "object": "refund", "amount": amount}
+        return Answer(200, headers, json.dumps(made).encode())
+    if arrival.site == "openai":
+        made = {"id": f"file-{number}", "object": "file", "bytes": len(arrival.body)}
+        made |= {"created_at": 1, "filename": "f", "purpose": "batch", "status": "processed"}
+        return Answer(200, headers, json.dumps(made).encode())
+    made = {"id": f"thing-{number}", "echo": arrival.body.decode()}
+    body = json.dumps(made).encode()
+    if "gzip" in ",".join(arrival.values("Accept-Encoding")):
+        headers["Content-Encoding"] = "gzip"
+        body = gzip.compress(body)
+    return Answer(201, {**headers, "Location": f"/v1/things/{number}"}, body)
+
+
+def chat(arrival: Arrival, number: int) -> Answer:
+    delta = {"role": "assistant", "content": f"answer {number}"}
+    made: dict[str, Any] = {"id": f"chat-{number}", "created": 1, "model": "m"}
+    if not json.loads(arrival.body).get("stream"):
+        made |= {"object": "chat.completion", "choices": [{"index": 0, "message": delta}]}
+        return Answer(200, {"Content-Type": "application/json"}, json.dumps(made).encode())
+    made |= {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
+    body = f"data: {json.dumps(made)}\n\ndata: [DONE]\n\n".encode()
+    return Answer(200, {"Content-Type": "text/event-stream"}, body)
+
+
+@contextmanager
+def upstream(names: list[str], certificate: Path) -> Iterator[Upstream]:
+    """``certificate``: PEM with key, for localhost and 127.0.0.1."""
+    made = Upstream()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with ExitStack() as stack:
+        for name in names:
+            http_port = stack.enter_context(_serve(made, name, None))
+            https_port = stack.enter_context(_serve(made, name, context))
+            plain, secure = f"http://127.0.0.1:{http_port}", f"https://localhost:{https_port}"
+            made.sites[name] = Site(name, plain, secure)
+        yield made
+
+
+@contextmanager
+def _serve(made: Upstream, site: str, context: ssl.SSLContext | None) -> Iterator[int]:
+    server = _Server(("127.0.0.1", 0), _Handler)
+    server.made, server.site = made, site
+    if context is not None:
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    made: Upstream
+    site: str
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no news."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def _serve(self) -> None:
+        headers = tuple(self.headers.items())
+        made, site = self.server.made, self.server.site
+        answer = made.take(Arrival(site, self.command, self.path, headers, self._body()))
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    do_GET = do_POST = do_PUT = do_DELETE = _serve
+
+    def log_message(self, *_: Any) -> None:
+        pass
