@@ -66,12 +66,14 @@ class Callers:
         rules, policy, request = self._engine.rules, self._settings.policy, arrival.request
         read = False
         try:
-            if rules.needs_body(request) and self._fits(arrival):
+            examined = rules.examine(request)
+            if examined.needs_body and self._fits(arrival):
                 request, read = await self._with_body(arrival), True
-            matched = rules.match(request)
+            matched = examined.choose(request)
             kind = triage(request, matched, arrival.identity or Identity(), policy)
             if isinstance(kind, Governable) and not read:
                 request, read = await self._with_body(arrival), True
+                matched = examined.choose(request)
         except BadPath as error:
             return self._refuse(Refusal("bad-request", str(error)), None)
         except TooLarge:
@@ -116,7 +118,7 @@ class Callers:
         """Wait for whoever drives the operation, or have it driven, and tell what it came to."""
         flight = None
         while (twin := self._engine.flight(bound.base)) is not None:
-            flight = twin
+            flight, bound.seen = twin, None
             if not await self._twin_done(flight, bound):
                 return self._impatient(bound)
         decision = self._at_rest(bound)
@@ -208,12 +210,17 @@ class Callers:
             attempts_before=before,
             body_sha256=body,
         )
-        return Bound(newest.base if newest is not None else call.base, ask, call.endpoint, call)
+        base = newest.base if newest is not None else call.base
+        begun = newest is None or newest.version == version
+        seen = (newest, None) if begun else (None, newest)
+        return Bound(base, ask, call.endpoint, call, seen)
 
     def _at_rest(self, bound: Bound) -> Answer | Refuse | None:
         """What a recorded end, or the attempt of the twin just waited for, decides for this
         call."""
-        operation, previous = self._engine.load(bound)
+        if bound.seen is None:
+            bound.seen = self._engine.load(bound)
+        operation, previous = bound.seen
         if operation is None or self._engine.owes(operation):
             return None
         fresh_end = len(operation.attempts) > bound.ask.attempts_before

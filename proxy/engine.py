@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -76,6 +76,10 @@ class Settings:
     secret_of: Callable[[Auth], str | None] = lambda auth: None
 
 
+Seen = tuple[Operation | None, Operation | None]
+"""The operation of the bound version and, where that is not begun, the one before it."""
+
+
 @dataclass(slots=True)
 class Bound:
     """A call bound to one version of one operation when it arrived; or, without ``call``, an
@@ -85,6 +89,7 @@ class Bound:
     ask: Ask
     endpoint: Endpoint
     call: Governed | None = None
+    seen: Seen | None = None  # as it was loaded for this call a moment ago
     stored: Request | None = None  # as sent, without credentials
     view: RequestView | None = None
     lookup: Lookup | None = None
@@ -119,6 +124,7 @@ class Engine:
             secret_of=self.settings.secret_of,
         )
         self.lent = Lent()
+        self._limits = self.settings.limits
         self._failpoints = failpoints
         self._flights: dict[str, Flight] = {}
         self._sights = Sights()
@@ -150,18 +156,21 @@ class Engine:
     # -- the loop ------------------------------------------------------------------------------
 
     async def _drive(self, flight: Flight, bound: Bound) -> None:
+        # Nobody else drives this operation, so what is known of it stays so, except for what a
+        # person or a note changes meanwhile: then a commit meets a Conflict, and it is read again.
+        seen, bound.seen = bound.seen, None
         for _ in range(TURNS_MAX):
-            operation, previous = self.load(bound)
-            if operation is not None:
+            operation, previous = seen if seen is not None else self.load(bound)
+            if operation is not None and operation.state in UNSETTLED:
                 operation = await self._mend(operation)
                 await self._prepare_lookup(bound, operation)
             snapshot = self.snapshot(bound, operation, previous)
-            ask = replace(bound.ask, credentialed=self._has_credential(bound))
-            flight.decision = decide(ask, bound.endpoint, snapshot, self.settings.limits)
+            flight.decision = decide(self._ask(bound), bound.endpoint, snapshot, self._limits)
+            seen = None
             try:
                 match flight.decision:
                     case Forward() as forward:
-                        await self._forward(flight, bound, snapshot, forward)
+                        seen = await self._forward(flight, bound, snapshot, forward), None
                     case Reconcile():
                         await self._reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
@@ -172,14 +181,14 @@ class Engine:
                     case _:
                         return
             except Conflict:
-                continue  # somebody else moved it, a person perhaps: load again, decide again
+                continue
             if flight.unrecorded or not bound.enforced:
                 return
         raise RuntimeError(f"{bound.base} came to no end in {TURNS_MAX} turns")
 
     async def _forward(
         self, flight: Flight, bound: Bound, snapshot: Snapshot, forward: Forward
-    ) -> None:
+    ) -> Operation:
         operation, request, new = await self._to_send(bound, snapshot)
         await self._failpoints.reach("before_intent", operation.key)
         operation = await self._intend(bound, operation, forward, request if new else None)
@@ -191,6 +200,7 @@ class Engine:
         await self._failpoints.reach("after_outcome", operation.key)
         if flight.relay is not None:
             await flight.relay.end(operation.state in ENDED)
+        return operation
 
     async def _to_send(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
         """The operation to start an attempt of, its request, and whether that request is new."""
@@ -306,10 +316,12 @@ class Engine:
         flight.operation = after
         flight.answer = result.answer if isinstance(result, Answered) else None
         flight.result = result
-        log.info("attempt ended", operation=after.key, attempt=attempt, state=str(after.state))
         if after.state in ENDED:
             self._settled(after)
         elif after.state is State.UNKNOWN:
+            log.warning(
+                "unknown", operation=after.key, attempt=attempt, blocked_by=after.blocked_by
+            )
             self._begin_patience(flight)
         return after
 
@@ -319,12 +331,10 @@ class Engine:
         """What an answer means, and what is kept of it."""
         if not isinstance(result, Answered):
             return None, None
-        match = bound.endpoint.match
-        params = match.read(request) if match is not None else None
         verdict = classify(
             bound.endpoint,
             result,
-            RequestView(request, params or {}),
+            RequestView(request, self._params(bound, request)),
             keyed=operation.intent.upstream_key is not None,
         )
         if verdict.replayed and len(operation.attempts) > 1:
@@ -403,8 +413,7 @@ class Engine:
 
     # -- what a decision is made from ------------------------------------------------------------
 
-    def load(self, bound: Bound) -> tuple[Operation | None, Operation | None]:
-        """The operation of the bound version, and, where that is not begun, the one before it."""
+    def load(self, bound: Bound) -> Seen:
         newest = self.ledger.find(bound.base)
         version = bound.ask.version
         if newest is None or newest.version == version:
@@ -459,8 +468,7 @@ class Engine:
         if not bound.endpoint.reconcile:
             return
         request = await self._stored(bound, operation)
-        match = bound.endpoint.match
-        bound.view = RequestView(request, (match.read(request) if match else None) or {})
+        bound.view = RequestView(request, self._params(bound, request))
         with contextlib.suppress(BodyMissing):  # not kept, and the lookup needs it
             bound.lookup = choose(bound.endpoint, bound.view)
 
@@ -478,6 +486,18 @@ class Engine:
         else:
             raise Damaged(f"the request of {operation.key} is gone")
         return bound.stored
+
+    def _params(self, bound: Bound, request: Request) -> Mapping[str, str]:
+        """What the endpoint's match reads from host and path."""
+        if bound.call is not None:
+            return bound.call.params
+        return self.rules.params(bound.endpoint, request) or {}
+
+    def _ask(self, bound: Bound) -> Ask:
+        """The ask, with whoever's credential there is by now."""
+        if bound.ask.credentialed or not self._has_credential(bound):
+            return bound.ask
+        return replace(bound.ask, credentialed=True)
 
     def _has_credential(self, bound: Bound) -> bool:
         own = bound.call is not None and bool(bound.call.credentials)
@@ -582,4 +602,5 @@ def _mark(endpoint: Endpoint, operation: Operation) -> str | None:
 
 
 ENDED = (State.SUCCEEDED, State.FAILED)
+UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
 TURNS_MAX = 200  # of one flight: five sends and a lookup every tenth of a second stay far below it

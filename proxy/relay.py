@@ -25,7 +25,7 @@ class Relay:
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
-        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
+        self._queue: asyncio.Queue[bytes | None] | None = None  # few answers ever flow
         self._last: bytes | None = None
         self._whole = False
         self._closed = False
@@ -40,6 +40,7 @@ class Relay:
     def open(self, head: Answer, length: int | None) -> None:
         """Begin: ``head`` has no body, ``length`` is its declared size or None."""
         self.head, self.length = head, length
+        self._queue = asyncio.Queue(AHEAD)
         self._tell()
 
     async def feed(self, chunk: bytes) -> None:
@@ -59,6 +60,7 @@ class Relay:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """For the caller. Raises CutOff at the end of an answer that is not whole."""
+        assert self._queue is not None, "open() was not called"
         try:
             while (chunk := await self._queue.get()) is not None:
                 yield chunk
@@ -70,9 +72,9 @@ class Relay:
     def close(self) -> None:
         """The caller has left, or has been told something else: what still comes is dropped."""
         self._closed = True
-        while not self._queue.empty():  # lets a waiting ``feed`` go on
+        while self._queue is not None and not self._queue.empty():  # lets a waiting ``feed`` go on
             self._queue.get_nowait()
 
     async def _put(self, chunk: bytes | None) -> None:
-        if not self._closed:
+        if not self._closed and self._queue is not None:
             await self._queue.put(chunk)

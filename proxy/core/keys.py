@@ -33,6 +33,8 @@ _RANGE: Final = re.compile(r"([0-9])-([0-9])|([a-z])-([a-z])|([A-Z])-([A-Z])")
 _UUID4: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", re.IGNORECASE
 )
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_NOT_RANDOM: Final = (1, 2, 3, 5, 6, 7, 8)  # versions of UUIDs; there are none above 8
 
 
 class UnfitKey(ValueError):
@@ -103,19 +105,27 @@ def characters(alphabet: str) -> frozenset[str]:
 def is_minted(value: str, shapes: Iterable[str]) -> bool:
     """Whether a caller's key is one an SDK makes up, and so is worth nothing after a restart.
 
-    A shape is ``uuid4``, or a prefix such as ``stripe-node-retry-`` or ``stainless-python-retry-``.
-    Anything else is a business key. A UUID without hyphens is not taken for minted: an MD5 of
-    business values has one chance in 64 of looking like it.
+    A shape is ``uuid4``; or ``uuid``, which is uuid4 and also random digits that are only written
+    like a UUID; or a prefix such as ``stripe-node-retry-`` or ``stainless-python-retry-``. Anything
+    else is a business key: well-formed UUIDs of other versions too, as ids of database rows and
+    hashes of names are such. A UUID without hyphens is not taken for minted: an MD5 of business
+    values has one chance in 64 of looking like it.
     """
     bare = value.strip()
     if len(bare) > 2 and bare[0] == bare[-1] == '"':  # the draft standard's quoted form
         bare = bare[1:-1]
-    return any(
-        _UUID4.fullmatch(bare) is not None
-        if shape == "uuid4"
-        else bool(shape) and bare.startswith(shape) and len(bare) > len(shape)
-        for shape in shapes
-    )
+    return any(_has_shape(bare, shape) for shape in shapes)
+
+
+def _has_shape(bare: str, shape: str) -> bool:
+    match shape:
+        case "":
+            return False
+        case "uuid4":
+            return _UUID4.fullmatch(bare) is not None
+        case "uuid":
+            return _UUID.fullmatch(bare) is not None and uuid.UUID(bare).version not in _NOT_RANDOM
+    return bare.startswith(shape) and len(bare) > len(shape)
 
 
 def keyed_digest(secret: bytes, *parts: str) -> str:

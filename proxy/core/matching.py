@@ -296,6 +296,30 @@ class _Candidate:
     view: RequestView
 
 
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The endpoints that fit a request's head, in the order in which they are asked; all but the
+    last look into the body."""
+
+    candidates: tuple[_Candidate, ...]
+
+    @property
+    def needs_body(self) -> bool:
+        return bool(self.candidates) and self.candidates[0].match.needs_body
+
+    def choose(self, request: Request) -> Matched | None:
+        """The endpoint of the same request, now with its body."""
+        view = RequestView(request)
+        for each in self.candidates:
+            bound = view.with_params(each.view.params) if each.view.params else view
+            if not each.match.needs_body or each.match.fits_body(bound):
+                return Matched(each.endpoint, bound.params, bound)
+        return None
+
+
+HOSTS_REMEMBERED = 4096  # destinations whose rules are looked up once; callers choose them
+
+
 class RuleSet:
     """All rules in force. Immutable; a reload makes another. ``warnings`` are for people."""
 
@@ -305,6 +329,7 @@ class RuleSet:
         self._by_ending: dict[tuple[str, ...], list[_Index]] = {}
         self._by_name: dict[tuple[str, str], Endpoint] = {}
         self._hosts: dict[str, tuple[HostPattern, ...]] = {}
+        self._seen: dict[tuple[str, int], Sequence[tuple[_Index, dict[str, str]]]] = {}
         digest = hashlib.sha256()
         for service in self.services:
             self._add(service)
@@ -326,20 +351,19 @@ class RuleSet:
 
     def match(self, request: Request) -> Matched | None:
         """The endpoint of a request, or None. Raises BadPath."""
-        found = list(self._hosts_of(request.host, request.port))
+        return self.examine(request).choose(request)
+
+    def examine(self, request: Request) -> Examined:
+        """What the head of a request says about its endpoint. Raises BadPath."""
+        found = self._hosts_of(request.host, request.port)
         if any(not index.pattern.everywhere for index, _ in found):
             _check_path(request.path)
+        candidates = []
         for each in self._candidates(request, found):
-            if not each.match.needs_body or each.match.fits_body(each.view):
-                return Matched(each.endpoint, each.view.params, each.view)
-        return None
-
-    def needs_body(self, request: Request) -> bool:
-        """Whether ``match`` may look into the body; host, method, path and headers are enough to
-        ask."""
-        for each in self._candidates(request, self._hosts_of(request.host, request.port)):
-            return each.match.needs_body
-        return False
+            candidates.append(each)
+            if not each.match.needs_body:
+                break  # nothing after it is asked
+        return Examined(tuple(candidates))
 
     def params(self, endpoint: Endpoint, request: Request) -> dict[str, str] | None:
         """The parameters of a stored request under an endpoint; None if they no longer fit."""
@@ -363,13 +387,21 @@ class RuleSet:
         """By its name or an earlier one (``was``)."""
         return self._by_name.get((service, name))
 
-    def _hosts_of(self, host: str, port: int) -> Iterator[tuple[_Index, dict[str, str]]]:
+    def _hosts_of(self, host: str, port: int) -> Sequence[tuple[_Index, dict[str, str]]]:
+        known = self._seen.get((host, port))
+        if known is not None:
+            return known
         labels = host.split(".")
+        found = []
         for start in range(len(labels) + 1):
             for index in self._by_ending.get(tuple(labels[start:]), ()):
                 params = index.pattern.params(labels, port)
                 if params is not None:
-                    yield index, params
+                    found.append((index, params))
+        if len(self._seen) >= HOSTS_REMEMBERED:
+            self._seen.clear()
+        self._seen[host, port] = found
+        return found
 
     def _candidates(
         self, request: Request, hosts: Iterable[tuple[_Index, dict[str, str]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 Headers = tuple[tuple[str, str], ...]
@@ -81,11 +81,14 @@ class Request:
         headers: Headers | None = None,
         body: Body | None = None,
     ) -> Request:
-        return replace(
-            self,
-            target=self.target if target is None else target,
-            headers=self.headers if headers is None else headers,
-            body=self.body if body is None else body,
+        return Request(  # not ``replace``, which takes three times as long
+            self.method,
+            self.scheme,
+            self.host,
+            self.port,
+            self.target if target is None else target,
+            self.headers if headers is None else headers,
+            self.body if body is None else body,
         )
 
 

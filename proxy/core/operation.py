@@ -249,7 +249,7 @@ def evolve(operation: Operation, event: Event) -> Operation:
         raise IllegalTransition(
             f"{event.kind} would lead from {operation.state or 'new'} to {after.state}: {after.key}"
         )
-    return replace(after, updated_at=max(after.updated_at, event.at))
+    return after
 
 
 def evolve_all(operation: Operation, events: tuple[Event, ...] | list[Event]) -> Operation:
@@ -258,24 +258,36 @@ def evolve_all(operation: Operation, events: tuple[Event, ...] | list[Event]) ->
     return operation
 
 
-def _fold(operation: Operation, blocked_by: str | None = None) -> Operation:
-    """The state that the attempts add up to."""
-    attempts = operation.attempts
-    outcome = operation.outcome
-    if any(a.end is End.SUCCEEDED for a in attempts):
+def _fold(
+    operation: Operation,
+    attempts: tuple[Attempt, ...],
+    event: Event,
+    outcome: Outcome | None = None,
+    blocked_by: str | None = None,
+) -> Operation:
+    """The operation with these attempts, in the state that they add up to; ``outcome`` is the end
+    that the event reports, if it is one."""
+    ends = [attempt.end for attempt in attempts]
+    if End.SUCCEEDED in ends:
         state = State.SUCCEEDED
-    elif any(a.end is None for a in attempts):
+    elif None in ends:
         state = State.IN_FLIGHT
-    elif any(a.end is End.UNKNOWN for a in attempts):
+    elif End.UNKNOWN in ends:
         state = State.UNKNOWN
-    elif attempts and attempts[-1].end is End.REJECTED:
+    elif ends and ends[-1] is End.REJECTED:
         state = State.FAILED
     else:
         state = State.NOT_APPLIED
-    if state in (State.IN_FLIGHT, State.UNKNOWN, State.NOT_APPLIED):
-        outcome = None
-    blocked = blocked_by if state is State.UNKNOWN else None
-    return replace(operation, state=state, outcome=outcome, blocked_by=blocked)
+    ended = state is State.SUCCEEDED or state is State.FAILED
+    return replace(
+        operation,
+        attempts=attempts,
+        state=state,
+        outcome=outcome if ended else None,
+        blocked_by=blocked_by if state is State.UNKNOWN else None,
+        delivered_epoch=None if ended else operation.delivered_epoch,
+        updated_at=max(operation.updated_at, event.at),
+    )
 
 
 def _end(operation: Operation, number: int, end: End, event: Event) -> tuple[Attempt, ...]:
@@ -309,59 +321,52 @@ def _started(operation: Operation, event: Event) -> Operation:
         keyed=bool(event.data.get("keyed", False)),
         credentialed=bool(event.data.get("credentialed", False)),
     )
-    return _fold(replace(operation, attempts=(*operation.attempts, attempt)))
+    return _fold(operation, (*operation.attempts, attempt), event)
 
 
 def _not_sent(operation: Operation, event: Event) -> Operation:
     attempts = _end(operation, event.data["attempt"], End.NOT_SENT, event)
-    return _fold(replace(operation, attempts=attempts), operation.blocked_by)
+    return _fold(operation, attempts, event, blocked_by=operation.blocked_by)
 
 
 def _lost(operation: Operation, event: Event) -> Operation:
     attempts = _end(operation, event.data["attempt"], End.UNKNOWN, event)
-    return _fold(replace(operation, attempts=attempts), event.data.get("blocked_by"))
+    return _fold(operation, attempts, event, blocked_by=event.data.get("blocked_by"))
 
 
 def _outcome(operation: Operation, event: Event) -> Operation:
-    """``verdict``: succeeded | rejected | not_applied | unknown. ``conclusive``: a rejection under
-    the same key that is the API's recorded answer, so that it speaks for the earlier attempts."""
+    """``verdict``: succeeded | rejected | not_applied. ``conclusive``: a rejection under the same
+    key that is the API's recorded answer, so that it speaks for the earlier attempts."""
     data = event.data
     verdict = End(data["verdict"])
-    attempts = operation.attempts
     closed = operation.state in (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
-    if closed and verdict is not End.SUCCEEDED:
-        return operation  # a late negative answer is history, not news
-    if closed and operation.state is State.SUCCEEDED:
-        return operation
+    if closed and (operation.state is State.SUCCEEDED or verdict is not End.SUCCEEDED):
+        return operation  # a late negative answer, or a second success: history, not news
     attempts = _end(operation, data["attempt"], verdict, event)
     if verdict is End.SUCCEEDED:
         attempts = _decided(attempts, End.DECIDED, event.at)
     elif data.get("conclusive"):
         attempts = _decided(attempts, End.ABSENT, event.at)
-    after = replace(operation, attempts=attempts)
-    if verdict in (End.SUCCEEDED, End.REJECTED):
-        after = replace(
-            after,
-            outcome=Outcome(
-                succeeded=verdict is End.SUCCEEDED,
-                how="answered",
-                status=data.get("status"),
-                external_id=data.get("external_id"),
-                at=event.at,
-                attempt=data["attempt"],
-                kept=bool(data.get("kept", True)),
-                accepted=bool(data.get("accepted", False)),
-            ),
-            delivered_epoch=None,
+    outcome = None
+    if verdict is not End.NOT_APPLIED:
+        outcome = Outcome(
+            succeeded=verdict is End.SUCCEEDED,
+            how="answered",
+            status=data.get("status"),
+            external_id=data.get("external_id"),
+            at=event.at,
+            attempt=data["attempt"],
+            kept=bool(data.get("kept", True)),
+            accepted=bool(data.get("accepted", False)),
         )
-    return _fold(after, data.get("blocked_by") or operation.blocked_by)
+    blocked_by = data.get("blocked_by") or operation.blocked_by
+    return _fold(operation, attempts, event, outcome, blocked_by)
 
 
 def _found(operation: Operation, event: Event) -> Operation:
     data = event.data
     succeeded = bool(data.get("succeeded", True))
-    undecided = [a.number for a in operation.attempts if a.undecided]
-    last = undecided[-1] if undecided else None
+    last = max((a.number for a in operation.attempts if a.undecided), default=None)
     attempts = tuple(
         replace(a, end=End.SUCCEEDED if succeeded else End.REJECTED)
         if a.number == last
@@ -380,38 +385,41 @@ def _found(operation: Operation, event: Event) -> Operation:
         kept=bool(data.get("kept", True)),
     )
     state = State.SUCCEEDED if succeeded else State.FAILED
-    return replace(operation, attempts=attempts, outcome=outcome, state=state, blocked_by=None)
+    return _closed(operation, attempts, state, outcome, event)
 
 
 def _absent(operation: Operation, event: Event) -> Operation:
     if not event.data.get("conclusive"):
-        return replace(operation, blocked_by="lag")
-    return _fold(replace(operation, attempts=_decided(operation.attempts, End.ABSENT, event.at)))
+        return _blocked(operation, event, "lag")
+    return _fold(operation, _decided(operation.attempts, End.ABSENT, event.at), event)
 
 
 def _ambiguous(operation: Operation, event: Event) -> Operation:
-    return replace(operation, blocked_by="ambiguous")
+    return _blocked(operation, event, "ambiguous")
 
 
 def _inconclusive(operation: Operation, event: Event) -> Operation:
-    return replace(operation, blocked_by=event.data["blocked_by"])
+    return _blocked(operation, event, event.data["blocked_by"])
+
+
+def _blocked(operation: Operation, event: Event, blocked_by: str) -> Operation:
+    at = max(operation.updated_at, event.at)
+    return replace(operation, blocked_by=blocked_by, updated_at=at)
 
 
 def _approval_requested(operation: Operation, event: Event) -> Operation:
-    return replace(operation, state=State.AWAITING_APPROVAL)
+    at = max(operation.updated_at, event.at)
+    return replace(operation, state=State.AWAITING_APPROVAL, updated_at=at)
 
 
 def _resolved(operation: Operation, event: Event) -> Operation:
     """``as``: happened | did_not_happen | abandoned."""
     data = event.data
     what = data["as"]
-    if what == "happened":
-        attempts = _decided(operation.attempts, End.SUCCEEDED, event.at)
-    else:
-        attempts = _decided(operation.attempts, End.ABSENT, event.at)
-    after = replace(operation, attempts=attempts, blocked_by=None)
+    end = End.SUCCEEDED if what == "happened" else End.ABSENT
+    attempts = _decided(operation.attempts, end, event.at)
     if what == "did_not_happen":
-        return replace(after, state=State.NOT_APPLIED, outcome=None)
+        return _closed(operation, attempts, State.NOT_APPLIED, None, event)
     outcome = Outcome(
         succeeded=what == "happened",
         how="resolved",
@@ -422,7 +430,26 @@ def _resolved(operation: Operation, event: Event) -> Operation:
         abandoned=what == "abandoned",
     )
     state = State.SUCCEEDED if what == "happened" else State.FAILED
-    return replace(after, state=state, outcome=outcome)
+    return _closed(operation, attempts, state, outcome, event)
+
+
+def _closed(
+    operation: Operation,
+    attempts: tuple[Attempt, ...],
+    state: State,
+    outcome: Outcome | None,
+    event: Event,
+) -> Operation:
+    """Ended by what a lookup or a person knows, whatever the attempts themselves add up to."""
+    return replace(
+        operation,
+        attempts=attempts,
+        state=state,
+        outcome=outcome,
+        blocked_by=None,
+        delivered_epoch=None,
+        updated_at=max(operation.updated_at, event.at),
+    )
 
 
 def _note(operation: Operation, event: Event) -> Operation:

@@ -23,7 +23,6 @@ from proxy.ledger.codec import (
     COLUMNS,
     RUN_COLUMNS,
     Row,
-    alike_code,
     at_revision,
     decode,
     decode_run,
@@ -36,15 +35,15 @@ from proxy.ledger.group import Entry
 
 RUNS_REMEMBERED = 4096  # last hashes of runs: about 1 MB
 
-EXTRA = ("alike", "place", "request_id", "answer_id")
+EXTRA = ("place", "request_id", "answer_id")
 # History that knows a key whose row is gone must not look like a key that was never used: then
-# ``alike``, which must not be NULL, is. (INSERT ... SELECT ... WHERE would cost three times that.)
+# ``place``, which must not be NULL, is. (INSERT ... SELECT ... WHERE would cost three times that.)
 _FRESH = (
     "CASE WHEN EXISTS (SELECT 1 FROM events WHERE key = ? AND row IS NOT NULL) THEN NULL ELSE ? END"
 )
 INSERT = (
     f"INSERT INTO operations ({', '.join(COLUMNS + EXTRA)})"
-    f" VALUES ({', '.join('?' * len(COLUMNS))}, {_FRESH}, ?, ?, ?)"
+    f" VALUES ({', '.join('?' * len(COLUMNS))}, {_FRESH}, ?, ?)"
 )
 # The usual update leaves alone what most indexes are made of, which halves its cost.
 _STEADY = ("service", "endpoint", "method", "url", "started_at", "created_at")
@@ -57,7 +56,7 @@ UPDATE = (
 )
 _ALL = tuple(c for c in COLUMNS if c not in _IDENTITY)
 UPDATE_ALL = (
-    f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _ALL)}, alike = ?, place = ?,"
+    f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _ALL)}, place = ?,"
     f" {_CONTENTS} WHERE rowid = ?"
 )
 _AT = {column: number for number, column in enumerate(COLUMNS)}
@@ -217,7 +216,7 @@ def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerE
     assert operation is not None
     new = tuple(content[0] if content else None for content in (entry.request, entry.answer))
     if operation.revision == 1:
-        if not _insert(db, (*row, entry.key, *_codes(entry), *new)):
+        if not _insert(db, (*row, entry.key, place_code(operation.url), *new)):
             return _why_not(db, entry.key)
     else:
         before = db.execute(BEFORE, (entry.key, operation.revision - 1)).fetchone()
@@ -231,7 +230,7 @@ def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerE
         steady = [row[at] for at in _STEADY_AT]
         if not db.execute(UPDATE, (*_moving(row), *ids, number, *steady)).rowcount:
             every = [row[at] for at in _ALL_AT]
-            db.execute(UPDATE_ALL, (*every, *_codes(entry), *ids, number))
+            db.execute(UPDATE_ALL, (*every, place_code(operation.url), *ids, number))
         moved[state] -= 1
     moved[row[_AT["state"]]] += 1
     return None
@@ -255,15 +254,6 @@ def _why_not(db: sqlite3.Connection, key: str) -> LedgerError:
 
 def _moving(row: Row) -> list[Any]:
     return [row[at] for at in _MOVING_AT]
-
-
-def _codes(entry: Entry) -> tuple[int, int]:
-    operation = entry.operation
-    assert operation is not None
-    return (
-        alike_code(operation.run, operation.step, operation.method, operation.url),
-        place_code(operation.url),
-    )
 
 
 def _move(db: sqlite3.Connection, entry: Entry) -> bytes | None:

@@ -151,11 +151,6 @@ def row_hash(columns: Sequence[Any]) -> bytes:
     return hashlib.sha256(orjson.dumps(columns, default=_plain)).digest()
 
 
-def alike_code(run: str, step: str, method: str, url: str) -> int:
-    """A small number that operations of the same run, step, method and URL share."""
-    return zlib.crc32(f"{run}/{step} {method} {url}".encode("utf-8", "surrogatepass"))
-
-
 def place_code(url: str) -> int:
     """A small number that operations on the same URL share."""
     return zlib.crc32(url.encode("utf-8", "surrogatepass"))

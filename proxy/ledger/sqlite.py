@@ -205,9 +205,9 @@ class SqliteLedger:
     def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
         run, step, method, url = lookalike.run, lookalike.step, lookalike.method, lookalike.url
         rows = self._rows(
-            f"{SELECT} WHERE alike = ? AND run = ? AND step = ? AND method = ? AND url = ?"
+            f"{SELECT} WHERE run = ? AND step = ? AND place = ? AND method = ? AND url = ?"
             " ORDER BY created_at DESC, rowid DESC",
-            (codec.alike_code(run, step, method, url), run, step, method, codec.text(url)),
+            (run, step, codec.place_code(url), method, codec.text(url)),
         )
         return [self._with_notes(codec.decode(row)) for row in rows]
 

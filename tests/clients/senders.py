@@ -54,11 +54,13 @@ def by_aiohttp(url: str, headers: dict[str, str] | None = None) -> Seen:
     trusting = ssl.create_default_context()
 
     async def post() -> Seen:
-        async with aiohttp.ClientSession(
-            trust_env=True, connector=aiohttp.TCPConnector(ssl=trusting)
-        ) as session:
-            async with session.post(url, json=BODY, headers=headers) as answer:
-                return seen(answer.status, answer.headers, await answer.read())
+        async with (
+            aiohttp.ClientSession(
+                trust_env=True, connector=aiohttp.TCPConnector(ssl=trusting)
+            ) as session,
+            session.post(url, json=BODY, headers=headers) as answer,
+        ):
+            return seen(answer.status, answer.headers, await answer.read())
 
     return asyncio.run(post())
 
@@ -92,11 +94,9 @@ def by_curl(url: str, headers: dict[str, str] | None = None, *options: str) -> S
     named = [part for name, value in fields.items() for part in ("-H", f"{name}: {value}")]
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "body"
-        head = output(
-            [CURL, "-sS", "--suppress-connect-headers", "-D", "-", "-o", str(into), *named]
-            + ["-d", json.dumps(BODY), *options, url],
-            dict(os.environ),
-        )
+        shown = ("-sS", "--suppress-connect-headers", "-D", "-", "-o", str(into))
+        command = [CURL, *shown, *named, "-d", json.dumps(BODY), *options, url]
+        head = output(command, dict(os.environ))
         status, *lines = head.decode().strip().splitlines()
         pairs = [line.split(": ", 1) for line in lines]
         return seen(int(status.split()[1]), pairs, into.read_bytes())

@@ -155,6 +155,14 @@ def test_an_alphabet_is_written_with_ranges_or_without() -> None:
         ("invoice-7d9f4c1e-2b7a-4c55-9a63-0d9b1c0c2f11", ("uuid4",), False),
         ("7d9f4c1e-2b7a-4c55-9a63-0d9b1c0c2f11-2", ("uuid4",), False),
         ("invoice-42", ("uuid4",), False),
+        ("7d9f4c1e-2b7a-4c55-9a63-0d9b1c0c2f11", ("uuid",), True),
+        ("b665264e-7b58-e131-5edd-e2c04217dc25", ("uuid",), True),  # as stripe-python makes them
+        ("b665264e-7b58-e131-5edd-e2c04217dc25", ("uuid4",), False),
+        ("7d9f4c1e-2b7a-1c55-9a63-0d9b1c0c2f11", ("uuid",), False),  # version 1
+        ("7d9f4c1e-2b7a-5c55-9a63-0d9b1c0c2f11", ("uuid",), False),  # derived from a name
+        ("7d9f4c1e-2b7a-7c55-9a63-0d9b1c0c2f11", ("uuid",), False),  # the id of a row, often
+        ("b665264e7b58e1315edde2c04217dc25", ("uuid",), False),
+        ("uuid-42", ("uuid",), False),
         ("", ("uuid4", "x-"), False),
         (
             "stainless-python-retry-7d9f4c1e-2b7a-4c55-9a63-0d9b1c0c2f11",

@@ -195,10 +195,10 @@ def test_a_rule_for_any_host_looks_into_the_body() -> None:
 
 
 def test_whether_the_body_is_needed_is_known_without_it() -> None:
-    assert RULES.needs_body(call("POST /oauth/token", "login.test"))
-    assert RULES.needs_body(call("POST /mcp", "rpc.test"))
-    assert not RULES.needs_body(call("POST /v1/refunds"))
-    assert not RULES.needs_body(call("GET /other", "login.test"))
+    assert RULES.examine(call("POST /oauth/token", "login.test")).needs_body
+    assert RULES.examine(call("POST /mcp", "rpc.test")).needs_body
+    assert not RULES.examine(call("POST /v1/refunds")).needs_body
+    assert not RULES.examine(call("GET /other", "login.test")).needs_body
 
 
 @pytest.mark.parametrize(

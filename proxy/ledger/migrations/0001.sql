@@ -23,8 +23,9 @@ CREATE TABLE runs (
     hash BLOB NOT NULL         -- SHA-256 over all other columns
 ) WITHOUT ROWID;
 
--- The projection of each operation's events. `hash` covers every column before it; `alike` and
--- `place` are checksums that keep two indexes small; the contents guard their own identity.
+-- The projection of each operation's events. `hash` covers every column before it; `place` is a
+-- checksum that keeps indexes small; the contents guard their own identity. The wide indexes begin
+-- with the run: entries made together lie together, which keeps a commit small.
 CREATE TABLE operations (
     key TEXT NOT NULL UNIQUE,  -- RUN/STEP/OPERATION/vN
     run TEXT NOT NULL,
@@ -49,12 +50,11 @@ CREATE TABLE operations (
     attempts TEXT NOT NULL,    -- JSON
     outcome TEXT,              -- JSON
     hash BLOB NOT NULL,
-    alike INTEGER NOT NULL,    -- CRC-32 of run, step, method and URL
     place INTEGER NOT NULL,    -- CRC-32 of the URL
     request_id INTEGER,        -- contents.id
     answer_id INTEGER
 );
-CREATE INDEX operations_alike ON operations (alike);
+CREATE INDEX operations_alike ON operations (run, step, place);
 CREATE INDEX operations_place ON operations (place, started_at);
 CREATE INDEX operations_age ON operations (created_at);
 CREATE INDEX operations_caller ON operations (service, caller_key) WHERE caller_key IS NOT NULL;
