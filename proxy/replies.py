@@ -32,6 +32,11 @@ KEPT_HEADERS = frozenset(
 )
 
 
+OUR_HEADERS = frozenset(
+    {"onceproxy-operation", "onceproxy-outcome", "onceproxy-attempts", "onceproxy-recorded-at"}
+)
+
+
 def keep(answer: Answer | None, endpoint: Endpoint | None) -> Answer | None:
     """The answer as it is stored and replayed, or None where no answer is kept."""
     if answer is None or answer.body is None:
@@ -61,9 +66,9 @@ def of_answer(
         added.append(("Idempotent-Replayed", "true"))
         if operation.outcome is not None:
             at = datetime.fromtimestamp(operation.outcome.at, UTC)
-            added.append(("Onceproxy-Recorded-At", at.strftime("%Y-%m-%dT%H:%M:%SZ")))
-    names = {name.lower() for name, _ in added}
-    headers = tuple(pair for pair in answer.headers if pair[0].lower() not in names)
+            text = at.isoformat(timespec="seconds").replace("+00:00", "Z")
+            added.append(("Onceproxy-Recorded-At", text))
+    headers = tuple(pair for pair in answer.headers if pair[0].lower() not in OUR_HEADERS)
     body = stream if stream is not None else (answer.body or EMPTY)
     return Reply(
         answer.status, answer.reason, (*headers, *added), body, length=length, delivered=delivered

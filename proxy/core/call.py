@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from proxy.core.credentials import Credentials, account_of, principal, split
 from proxy.core.decide import Ask
@@ -213,7 +214,6 @@ def name(
     else:
         step = encode_part(step)
     account = account_of(request, endpoint.account)
-    who = principal(credentials)
     digest_key = policy.digest_key
     return Governed(
         run=encode_part(call.run),
@@ -231,7 +231,7 @@ def name(
         fingerprint=canon.digest(),
         core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else canon.digest(),
         account=keyed_digest(digest_key, "account", account) if account is not None else None,
-        credential=keyed_digest(digest_key, "credential", who) if who is not None else None,
+        credential=_credential_digest(digest_key, credentials) if credentials else None,
         caller_key=own_key,
         caller_key_digest=(
             keyed_digest(digest_key, "key", endpoint.service, account or "", own_key)
@@ -240,6 +240,12 @@ def name(
         ),
         needs_approval=needs_approval,
     )
+
+
+@lru_cache(maxsize=256)  # an agent has few credentials and sends them with every call
+def _credential_digest(digest_key: bytes, credentials: Credentials) -> str | None:
+    who = principal(credentials)
+    return keyed_digest(digest_key, "credential", who) if who is not None else None
 
 
 def _operation_name(

@@ -11,6 +11,7 @@ import base64
 import binascii
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_plus
 
@@ -98,6 +99,7 @@ class Credentials:
 NONE: Final = Credentials()
 
 
+@lru_cache(maxsize=1024)  # a caller's spellings; asked for every field of every call
 def is_secret_header(name: str) -> bool:
     lower = name.lower()
     return lower in HEADERS or lower.endswith(HEADER_ENDS)

@@ -130,11 +130,11 @@ def _has_shape(bare: str, shape: str) -> bool:
 
 def keyed_digest(secret: bytes, *parts: str) -> str:
     """64 hex digits: HMAC-SHA256 over the parts, each preceded by its length."""
-    mac = hmac.new(secret, digestmod=hashlib.sha256)
+    message = bytearray()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape")
-        mac.update(len(data).to_bytes(8, "big") + data)
-    return mac.hexdigest()
+        message += len(data).to_bytes(8, "big") + data
+    return hmac.digest(secret, message, "sha256").hex()
 
 
 def _rendered(text: str, rendering: str, room: int, secret: bytes | None) -> str:

@@ -39,12 +39,13 @@ class BadPath(Exception):
 def effective_method(request: Request) -> str:
     """The method, or the one an override header names. An override that would make a read of a
     write is not believed, because a server that ignores it writes."""
-    method = request.method.upper()
     for name in OVERRIDES:
-        override = (request.header(name) or "").strip().upper()
-        if override and override not in READS:
-            return override
-    return method
+        override = request.header(name)
+        if override is not None:
+            override = override.strip().upper()
+            if override and override not in READS:
+                return override
+    return request.method.upper()
 
 
 # Hosts
@@ -317,6 +318,7 @@ class Examined:
         return None
 
 
+PATHS_REMEMBERED = 4096  # about 2 MB; most writes of an agent go to few paths
 HOSTS_REMEMBERED = 4096  # destinations whose rules are looked up once; callers choose them
 
 
@@ -329,6 +331,7 @@ class RuleSet:
         self._by_ending: dict[tuple[str, ...], list[_Index]] = {}
         self._by_name: dict[tuple[str, str], Endpoint] = {}
         self._hosts: dict[str, tuple[HostPattern, ...]] = {}
+        self._routes: dict[tuple[str, int, str, str], tuple[_Route, ...]] = {}
         self._seen: dict[tuple[str, int], Sequence[tuple[_Index, dict[str, str]]]] = {}
         digest = hashlib.sha256()
         for service in self.services:
@@ -404,22 +407,41 @@ class RuleSet:
         return found
 
     def _candidates(
-        self, request: Request, hosts: Iterable[tuple[_Index, dict[str, str]]]
+        self, request: Request, hosts: Sequence[tuple[_Index, dict[str, str]]]
     ) -> Iterator[_Candidate]:
         """Endpoints that fit in all but the body, in the order in which they are asked."""
-        method = effective_method(request)
-        paths = list(readings(request.path))
+        if not hosts:
+            return
+        method, path = effective_method(request), request.path
+        routes = self._routes.get((request.host, request.port, method, path))
+        if routes is None:
+            routes = tuple(_routes(hosts, method, path))
+            if len(self._routes) >= PATHS_REMEMBERED:
+                self._routes.clear()
+            self._routes[request.host, request.port, method, path] = routes
+        if not routes:
+            return
         view = RequestView(request)
-        for index, outside in hosts:
-            for segments in paths:
-                for _, endpoint, match in index.candidates(method, segments):
-                    inside = match.params(segments)
-                    if inside is None:
-                        continue
-                    params = {**outside, **inside}
-                    bound = view.with_params(params) if params else view
-                    if match.fits_head(bound):
-                        yield _Candidate(endpoint, match, bound)
+        for endpoint, match, params in routes:
+            bound = view.with_params(params) if params else view
+            if match.fits_head(bound):
+                yield _Candidate(endpoint, match, bound)
+
+
+_Route = tuple[Endpoint, Match, dict[str, str]]
+
+
+def _routes(
+    hosts: Sequence[tuple[_Index, dict[str, str]]], method: str, path: str
+) -> Iterator[_Route]:
+    """What fits host, method and path."""
+    paths = list(readings(path))
+    for index, outside in hosts:
+        for segments in paths:
+            for _, endpoint, match in index.candidates(method, segments):
+                inside = match.params(segments)
+                if inside is not None:
+                    yield endpoint, match, {**outside, **inside}
 
 
 def _distance(pattern: HostPattern) -> tuple[int, bool, int]:

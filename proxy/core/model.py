@@ -52,6 +52,7 @@ class Request:
     target: str
     headers: Headers
     body: Body = EMPTY
+    _first: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def authority(self) -> str:
@@ -72,7 +73,12 @@ class Request:
         return self.target.partition("?")[2]
 
     def header(self, name: str) -> str | None:
-        return header(self.headers, name)
+        """The first field of that name, or None."""
+        first = self._first
+        if not first:
+            for key, value in self.headers:
+                first.setdefault(key.lower(), value)
+        return first.get(name.lower())
 
     def with_(
         self,

@@ -25,7 +25,7 @@ import urllib3
 from tests.clients.world import Seen, output, seen
 
 Post = Callable[..., Seen]  # url, headers=...
-BODY = {"who": "ada", "amount": 4200}
+BODY: dict[str, Any] = {"who": "ada", "amount": 4200}
 SECONDS = 30
 CURL = shutil.which("curl")
 
@@ -76,12 +76,11 @@ def by_urllib(url: str, headers: dict[str, str] | None = None) -> Seen:
 def by_urllib3(url: str, headers: dict[str, str] | None = None) -> Seen:
     """It reads no variables: the way that docs/clients.md gives."""
     kind: Any = urllib3.PoolManager()
-    if proxy := os.environ.get("HTTPS_PROXY"):
-        credential = unquote(urllib3.util.parse_url(proxy).auth or "")
+    if address := os.environ.get("HTTPS_PROXY"):
+        proxy = urllib3.util.parse_url(address)
+        credential = urllib3.make_headers(proxy_basic_auth=unquote(proxy.auth or ""))
         kind = urllib3.ProxyManager(
-            proxy,
-            proxy_headers=urllib3.make_headers(proxy_basic_auth=credential),
-            ca_certs=os.environ["SSL_CERT_FILE"],
+            proxy.url, proxy_headers=credential, ca_certs=os.environ["SSL_CERT_FILE"]
         )
     with kind as pool:
         answer = pool.request("POST", url, json=BODY, headers=headers, timeout=SECONDS)
