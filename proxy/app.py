@@ -48,7 +48,7 @@ from proxy.net.upstream import Upstream
 from proxy.rulefile import RuleErrors, load
 from proxy.service import OperationService
 
-SETTLE_SECONDS = 10.0  # between two rounds of background settling; each rule has its own patience
+SETTLE_SECONDS = 2.0  # between two rounds of background settling; each rule has its own patience
 
 lines = structlog.get_logger(component="app")
 

@@ -16,7 +16,7 @@ from proxy.core.decide import Answer, Decision, Hold, Refuse, bind, decide
 from proxy.core.fingerprint import DuplicateMember, canonical, differences
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
-from proxy.core.model import EMPTY, Answered, Identity, Lost, NotSent, Request
+from proxy.core.model import EMPTY, Answered, Denied, Identity, Lost, NotSent, Request
 from proxy.core.model import Answer as HttpAnswer
 from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.placement import CannotPlace
@@ -25,7 +25,6 @@ from proxy.core.rules import Endpoint
 from proxy.engine import ENDED, Bound, Engine
 from proxy.flights import Flight
 from proxy.ledger.base import Damaged, LedgerError, Lookalike
-from proxy.net.egress import Denied
 from proxy.net.exchange import Arrival, Incomplete, Reply, TooLarge
 from proxy.net.problem import reply as problem
 from proxy.replies import keep, of_answer

@@ -39,7 +39,7 @@ from proxy.core.decide import (
 from proxy.core.intent import intend, placed
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, NotSent, Request, SendResult
-from proxy.core.operation import Event, Kind, Operation, State, evolve_all
+from proxy.core.operation import Event, Kind, Operation, State, changed, evolve_all
 from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
 from proxy.core.rules import Auth, Endpoint, Lookup
 from proxy.core.views import BodyMissing, RequestView
@@ -228,7 +228,7 @@ class Engine:
             return intended.operation, intended.request, True
         # Nothing of the earlier request ever left, so this one takes its place.
         fresh = intended.operation
-        taken = replace(operation, intent=fresh.intent, url=fresh.url, caller_key=fresh.caller_key)
+        taken = changed(operation, intent=fresh.intent, url=fresh.url, caller_key=fresh.caller_key)
         return taken, intended.request, True
 
     async def _intend(
@@ -362,8 +362,8 @@ class Engine:
         answer = verdict.answer if isinstance(verdict, Found) else None
         kept = keep(answer, bound.endpoint)
         if after.outcome is not None and kept is None:
-            after = replace(after, outcome=replace(after.outcome, kept=False))
-        if after == replace(operation, updated_at=after.updated_at) and not learned.counts:
+            after = changed(after, outcome=replace(after.outcome, kept=False))
+        if after == changed(operation, updated_at=after.updated_at) and not learned.counts:
             return  # as before: not worth a line in the history each time
         after = await self.ledger.commit(Change(after, learned.events, answer=kept))
         if after.state in ENDED:

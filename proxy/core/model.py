@@ -132,6 +132,11 @@ class NotSent:
 
 
 @dataclass(frozen=True, slots=True)
+class Denied(NotSent):
+    """Nothing was sent because the address may not be called; ``reason`` says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Bytes may have left, and no whole answer came back."""
 

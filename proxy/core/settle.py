@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from proxy.core.classify import Verdict
 from proxy.core.decide.decision import Watch
-from proxy.core.model import Answered, Lost, NotSent, SendResult
+from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult
 from proxy.core.operation import Event, Kind, Operation
 from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
 from proxy.core.rules import Endpoint, Lookup
@@ -35,7 +35,10 @@ def attempt_ended(
     """Events for the end of one attempt; ``verdict`` is given when ``result`` is an answer."""
     match result:
         case NotSent(reason):
-            return (Event(Kind.ATTEMPT_NOT_SENT, at, {"attempt": attempt, "reason": reason}),)
+            data: dict[str, object] = {"attempt": attempt, "reason": reason}
+            if isinstance(result, Denied):
+                data["denied"] = True
+            return (Event(Kind.ATTEMPT_NOT_SENT, at, data),)
         case Lost(reason):
             return (_unknown(endpoint, attempt, reason, None, at),)
         case Answered(answer):

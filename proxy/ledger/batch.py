@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.clock import Clock
-from proxy.core.operation import evolve
+from proxy.core.operation import changed, evolve
 from proxy.ledger.base import Conflict, Damaged, LedgerError, RunRow
 from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
 from proxy.ledger.codec import (
     COLUMNS,
     RUN_COLUMNS,
     Row,
-    at_revision,
     decode,
     decode_run,
     encode,
@@ -266,7 +265,7 @@ def _move(db: sqlite3.Connection, entry: Entry) -> bytes | None:
         before = decode(found)
     except Damaged:
         return None  # whoever reads the row is told
-    after = at_revision(evolve(before, entry.moves), before.revision + 1)
+    after = changed(evolve(before, entry.moves), revision=before.revision + 1)
     row = encode(after)
     number, _, *ids = db.execute(BEFORE, (entry.key, before.revision)).fetchone()
     db.execute(UPDATE, (*_moving(row), *ids, number, *(row[at] for at in _STEADY_AT)))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Operation, State, evolve
+from proxy.core.operation import Event, Operation, State, changed, evolve
 from proxy.ledger import codec
 from proxy.ledger.base import Change, Conflict, Lookalike, Query, RunRow, Stats, StoredEvent
 from proxy.ledger.chain import START, link
@@ -113,7 +113,7 @@ class MemoryLedger:
         stored = self._operations.get(key)
         if operation.revision != (stored.revision if stored else 0):
             raise Conflict(f"{key} has changed since it was read")
-        after = replace(operation, revision=operation.revision + 1)
+        after = changed(operation, revision=operation.revision + 1)
         row = codec.encode(after)
         events = [codec.encode_event(event) for event in change.events]
         if stored is None:
@@ -137,7 +137,7 @@ class MemoryLedger:
         self._append(operation, codec.encode_event(event))
         if moves and stored is not None:
             after = evolve(stored, event)
-            self._operations[operation.key] = replace(after, revision=stored.revision + 1)
+            self._operations[operation.key] = changed(after, revision=stored.revision + 1)
 
     async def flush(self) -> None: ...
 

@@ -25,7 +25,7 @@ import aiosqlite
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Operation, evolve
+from proxy.core.operation import Event, Operation, changed, evolve
 from proxy.ledger import audit, codec
 from proxy.ledger.base import (
     Change,
@@ -38,7 +38,15 @@ from proxy.ledger.base import (
     StoredEvent,
     WrongKey,
 )
-from proxy.ledger.batch import FAULTS, LAST, SELECT, SELECT_RUN, BatchWriter, explain
+from proxy.ledger.batch import (
+    FAULTS,
+    LAST,
+    RUNS_REMEMBERED,
+    SELECT,
+    SELECT_RUN,
+    BatchWriter,
+    explain,
+)
 from proxy.ledger.chain import START, Head, HeadFile, went_back
 from proxy.ledger.group import Entry, GroupCommit
 from proxy.ledger.lock import LockFile, network_file_system
@@ -49,6 +57,8 @@ INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 
 _NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
 _EVENTS = "SELECT seq, run, key, kind, at, data, hash FROM events"
+_NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
+_EXACT = f"{SELECT} WHERE key = ?"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
 
 T = TypeVar("T")
@@ -104,6 +114,7 @@ class SqliteLedger:
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         self._head_file = HeadFile(path.with_name(path.name + ".head"))
         self._noted: dict[str, list[Entry]] = {}
+        self._runs: dict[str, RunRow] = {}
         self._next_content = 1
         self._thread: WritingThread | None = None
         self._reader: sqlite3.Connection | None = None
@@ -186,21 +197,13 @@ class SqliteLedger:
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         newest: Operation | None = None
         for name in (base, *names):
-            found = self._row(
-                f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1",
-                _versions(name),
-            )
-            if found is None:
-                self._refuse_missing("key >= ? AND key < ?", _versions(name), name)
-            elif newest is None or found.version > newest.version:
+            found = self._known(_NEWEST, "key >= ? AND key < ?", _versions(name), name)
+            if found is not None and (newest is None or found.version > newest.version):
                 newest = found
         return newest
 
     def get(self, key: str) -> Operation | None:
-        found = self._row(f"{SELECT} WHERE key = ?", (key,))
-        if found is None:
-            self._refuse_missing("key = ?", (key,), key)
-        return found
+        return self._known(_EXACT, "key = ?", (key,), key)
 
     def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
         run, step, method, url = lookalike.run, lookalike.step, lookalike.method, lookalike.url
@@ -238,14 +241,26 @@ class SqliteLedger:
         return bool(rows)
 
     def run(self, run: str) -> RunRow | None:
-        rows = self._rows(SELECT_RUN, (run,))
-        return codec.decode_run(rows[0]) if rows else None
+        known = self._runs.get(run)
+        if known is None:
+            rows = self._rows(SELECT_RUN, (run,))
+            known = codec.decode_run(rows[0]) if rows else None
+            if known is not None:
+                self._remember_run(known)
+        return known
 
     async def begin_epoch(self, run: str) -> RunRow:
         entry = Entry(run=run, begins=True)
         await self._open_group().submit(entry)
         assert entry.began is not None
+        self._remember_run(entry.began)
         return entry.began
+
+    def _remember_run(self, row: RunRow) -> None:
+        """Only this process writes runs, and each call asks for its own."""
+        if len(self._runs) >= RUNS_REMEMBERED:
+            self._runs.clear()
+        self._runs[row.run] = row
 
     async def request_of(self, key: str) -> Request | None:
         packed = await self._content(key, "request")
@@ -335,7 +350,7 @@ class SqliteLedger:
 
     def _entry(self, change: Change) -> Entry:
         """A change, encoded and sealed, at its new revision."""
-        operation = replace(change.operation, revision=change.operation.revision + 1)
+        operation = changed(change.operation, revision=change.operation.revision + 1)
         key = operation.key
         request = None if change.request is None else codec.pack_request(change.request)
         answer = None if change.answer is None else codec.pack_answer(change.answer)
@@ -382,12 +397,22 @@ class SqliteLedger:
             # ``landed`` is set before the COMMIT, so a row that has the note is told by it.
             if entry.moves and (entry.landed is None or operation.revision < entry.landed):
                 after = evolve(operation, entry.moves)
-                operation = codec.at_revision(after, operation.revision + 1)
+                operation = changed(after, revision=operation.revision + 1)
         return operation
 
     def _row(self, sql: str, values: Sequence[Any]) -> Operation | None:
         rows = self._rows(sql, values)
         return self._with_notes(codec.decode(rows[0])) if rows else None
+
+    def _known(self, sql: str, where: str, values: Sequence[str], name: str) -> Operation | None:
+        """The operation of a row. Where there is none, the history must not know it either; a
+        commit that lands between the two questions is found by asking for the row again."""
+        found = self._row(sql, values)
+        if found is None and self._in_history(where, values):
+            found = self._row(sql, values)
+            if found is None:
+                raise Damaged(f"the history knows {name}, but its row is gone: it was damaged")
+        return found
 
     def _rows(self, sql: str, values: Sequence[Any]) -> list[Any]:
         if self._reader is None:
@@ -397,11 +422,9 @@ class SqliteLedger:
         except FAULTS as error:
             raise explain(error) from error
 
-    def _refuse_missing(self, where: str, values: Sequence[str], name: str) -> None:
-        """Raise Damaged where the history knows an operation whose row was not found."""
+    def _in_history(self, where: str, values: Sequence[str]) -> bool:
         known = f"SELECT 1 FROM events WHERE {where} AND row IS NOT NULL LIMIT 1"
-        if self._rows(known, values):
-            raise Damaged(f"the history knows {name}, but its row is gone: it was damaged")
+        return bool(self._rows(known, values))
 
     async def _content(self, key: str, kind: str) -> bytes | None:
         sql = (
@@ -411,7 +434,8 @@ class SqliteLedger:
         short = f"CASE WHEN length(c.sealed) <= {INLINE} THEN c.sealed END"
         rows = self._rows(sql.format(short), (key,))
         if not rows:
-            self._refuse_missing("key = ?", (key,), key)
+            if self._in_history("key = ?", (key,)):
+                raise Damaged(f"the history knows {key}, but its row is gone: it was damaged")
             return None
         number, stored, length, sealed = rows[0]
         if number is None:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from aiohttp import ThreadedResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from proxy.core.model import NotSent
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -39,11 +37,6 @@ METADATA = frozenset(
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SHARED = ipaddress.IPv4Network("100.64.0.0/10")  # carrier-grade NAT: inner networks use it
-
-
-@dataclass(frozen=True, slots=True)
-class Denied(NotSent):
-    """Nothing was sent because the address may not be called; ``reason`` is for the 403."""
 
 
 class EgressDenied(OSError):

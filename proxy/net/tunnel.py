@@ -13,10 +13,9 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from proxy.core.model import NotSent
+from proxy.core.model import Denied, NotSent
 from proxy.net import handoff
 from proxy.net.clienthello import HELLO_LIMIT, BadHello, First, Hello, first, hello
-from proxy.net.egress import Denied
 from proxy.net.exchange import Pipe
 from proxy.net.incoming import Incoming, Refused
 from proxy.net.pipe import StreamPipe, relay

@@ -23,8 +23,8 @@ from aiohttp.connector import Connection
 from aiohttp.helpers import sentinel
 from yarl import URL
 
-from proxy.core.model import Headers, Lost, NotSent, Request
-from proxy.net.egress import Denied, Egress, EgressDenied, GuardedResolver
+from proxy.core.model import Denied, Headers, Lost, NotSent, Request
+from proxy.net.egress import Egress, EgressDenied, GuardedResolver
 from proxy.net.exchange import Incomplete, Pipe
 from proxy.net.headers import NOT_FORWARDED, signed_names, text, wire
 from proxy.net.pipe import StreamPipe

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from proxy.core.model import Body, Lost, NotSent
+from proxy.core.model import Body, Denied, Lost, NotSent
 from proxy.core.refusal import Refusal
 from proxy.net import problem
-from proxy.net.egress import Denied
 from proxy.net.exchange import Arrival, Handle, Incomplete, Reply, TooLarge
 from proxy.net.frontend import FrontDoor
 from proxy.net.upstream import Upstream

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from proxy.core.model import NotSent, Request
-from proxy.net.egress import Denied, Egress, EgressDenied, GuardedResolver
+from proxy.core.model import Denied, NotSent, Request
+from proxy.net.egress import Egress, EgressDenied, GuardedResolver
 from proxy.net.upstream import Opened, Upstream
 from tests.fakes.door import open_passing_door
 from tests.fakes.rawclient import RawClient

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -324,7 +325,8 @@ def as_nobody() -> Iterator[None]:
 @pytest.fixture
 def open_to_all(tmp_path: Path) -> Iterator[Path]:
     """A directory that other users can reach: the usual ones are below a private one."""
-    above = [tmp_path, *tmp_path.parents[:2]]
+    top = Path(tempfile.gettempdir())
+    above = [tmp_path, *(p for p in tmp_path.parents if p != top and p.is_relative_to(top))]
     modes = [(parent, parent.stat().st_mode) for parent in above]
     for parent, mode in modes:
         parent.chmod(mode | 0o011)

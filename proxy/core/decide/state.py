@@ -95,10 +95,9 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
     if last is not None and last.number > question.ask.attempts_before:
         # The attempt that this call, or the twin it waited for, has just made.
         if last.end is End.NOT_SENT:
-            return Refuse(
-                "not sent",
-                _refusal("upstream-not-reached", operation, last.reason or "Nothing was sent."),
-            )
+            code = "egress-denied" if last.denied else "upstream-not-reached"
+            reason = last.reason or "Nothing was sent."
+            return Refuse("not sent", _refusal(code, operation, reason))
         if last.end is End.NOT_APPLIED:
             return Answer("the API did not look at it", operation)
     return Forward("known to have had no effect", len(operation.attempts) + 1)
