@@ -126,7 +126,7 @@ class Callers:
             how = "coalesced" if flight is not None else "replayed"
             return await self._tell(bound, decision, answer, how)
         flight = self._engine.depart(bound)
-        await asyncio.shield(flight.news)
+        await flight.news  # this caller's own future: cancelling it cancels no send
         if flight.relay is not None and flight.relay.head is not None:
             return self._streamed(bound, flight)
         if flight.relay is not None:
@@ -172,14 +172,15 @@ class Callers:
 
     def _newest(self, call: Governed) -> Operation | Refusal | None:
         """The newest version of the operation that this call means, under whatever name."""
-        found = self._ledger.find(call.base, call.former_bases)
-        if found is not None:
-            return found
-        alike = Lookalike(call.run, call.step, call.request.method, call.bare.url)
-        for other in self._ledger.alike(alike):
-            both_named = call.named_by_caller and ":" in other.name
-            if other.intent.fingerprint == call.fingerprint and not both_named:
-                return other
+        if self._ledger.has_step(call.run, call.step):
+            found = self._ledger.find(call.base, call.former_bases)
+            if found is not None:
+                return found
+            alike = Lookalike(call.run, call.step, call.request.method, call.bare.url)
+            for other in self._ledger.alike(alike):
+                both_named = call.named_by_caller and ":" in other.name
+                if other.intent.fingerprint == call.fingerprint and not both_named:
+                    return other
         if call.caller_key_digest is None:
             return None
         keyed = self._ledger.by_caller_key(call.endpoint.service, call.caller_key_digest)

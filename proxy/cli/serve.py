@@ -6,7 +6,7 @@ import asyncio
 import errno
 import functools
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -69,7 +69,7 @@ def serve(loaded: Loaded, as_json: bool) -> None:
 
     log.configure(loaded.config.log.level, loaded.config.log.format, final=True)
     try:
-        asyncio.run(app.serve(loaded, ready))
+        _run(app.serve(loaded, ready))
     except (ConfigErrors, RuleErrors) as error:
         stop(CONFIG, *error.problems)
     except (TokensUnusable, CaError) as error:
@@ -78,6 +78,16 @@ def serve(loaded: Loaded, as_json: bool) -> None:
         stop(LEDGER, str(error))
     except OSError as error:
         stop(PORT, *_why(error, loaded))
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where the ``speed`` extra is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _why(error: OSError, loaded: Loaded) -> Sequence[str]:

@@ -38,6 +38,7 @@ PART_HEAD: Final = 40  # enough of a long name for a person to recognise it in a
 # All of printable ASCII except space, `/` (separates parts) and `%` (encodes).
 _SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in "/%")
 # A short name that looks like a shortened one is shortened too, or the two could be one text.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@-]+")  # holds no "~", so it is no shortened part
 _SHORTENED: Final = re.compile(rf".{{{PART_HEAD - 2},{PART_HEAD}}}~[0-9a-f]{{64}}", re.DOTALL)
 _BROKEN_ESCAPE: Final = re.compile(r"%.?\Z")
 
@@ -126,6 +127,8 @@ def encode_part(text: str) -> str:
     Injective: other texts give other parts. Over 200 characters it is the first 40 (fewer where an
     escape would be cut), ``~`` and the SHA-256 of the text.
     """
+    if len(text) <= PART_LIMIT and _PLAIN.fullmatch(text):
+        return text  # the usual case
     part = quote(text, safe=_SAFE, errors="surrogateescape")
     if len(part) <= PART_LIMIT and not _SHORTENED.fullmatch(part):
         return part
@@ -176,6 +179,8 @@ def _decode(raw: str | None, what: str) -> str | None:
     """``raw`` percent-decoded once; None if it names nothing."""
     if raw is None or raw in NOT_NAMED:
         return None
+    if raw.isascii() and raw.isprintable() and "%" not in raw:
+        return raw  # the usual case
     try:
         text = unquote_to_bytes(raw.encode("utf-8", "surrogateescape")).decode("utf-8")
     except UnicodeError:

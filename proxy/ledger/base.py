@@ -119,6 +119,12 @@ class Ledger(Protocol):
 
     async def close(self) -> None: ...
 
+    def has_step(self, run: str, step: str) -> bool:
+        """Whether there is any operation of that run and step; cheaper than ``find`` and ``alike``,
+        and mostly False: most calls are the first of their step. A damaged row may hide; then the
+        insert of its key is refused."""
+        ...
+
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         """The newest version of RUN/STEP/OPERATION, under any of the given full bases
         (``names``: bases under earlier endpoint names). Microseconds; does not wait.

@@ -37,6 +37,9 @@ class MemoryLedger:
 
     async def close(self) -> None: ...
 
+    def has_step(self, run: str, step: str) -> bool:
+        return any(o.run == run and o.step == step for o in self._operations.values())
+
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         bases = {base, *names}
         found = [

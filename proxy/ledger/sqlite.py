@@ -58,6 +58,7 @@ INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 _NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
 _EVENTS = "SELECT seq, run, key, kind, at, data, hash FROM events"
 _NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
+_STEP = "SELECT 1 FROM operations WHERE run = ? AND step = ? LIMIT 1"
 _EXACT = f"{SELECT} WHERE key = ?"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
 
@@ -193,6 +194,9 @@ class SqliteLedger:
         return replace(now, generation=self.generation)
 
     # Point reads
+
+    def has_step(self, run: str, step: str) -> bool:
+        return bool(self._rows(_STEP, (run, step)))
 
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         newest: Operation | None = None

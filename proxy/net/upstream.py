@@ -76,6 +76,7 @@ class Upstream:
         self._via = f"1.1 {pseudonym}" if pseudonym else None
         self._directory = spool_dir
         self._destinations: dict[tuple[str, str, int], ClientRequest] = {}
+        self._open: set[tuple[str, int]] = set()  # judged, and not denied as they are written
         self._pool: TCPConnector | None = None
         self._single: TCPConnector | None = None
         self._resolver: GuardedResolver | None = None
@@ -168,6 +169,7 @@ class Upstream:
 
     def forget_names(self) -> None:
         """Drop remembered addresses: what may be called has changed."""
+        self._open.clear()
         for connector in (self._pool, self._single):
             if connector is not None:
                 connector.clear_dns_cache()
@@ -184,10 +186,15 @@ class Upstream:
     def _literal(self, request: Request) -> Denied | None:
         """The connector dials a literal address without asking its resolver, so it is judged
         here."""
-        if self._egress is None:
+        if self._egress is None or (request.host, request.port) in self._open:
             return None
         objection = self._egress.literal(request.host, request.port)
-        return None if objection is None else Denied(objection)
+        if objection is not None:
+            return Denied(objection)
+        if len(self._open) >= DESTINATIONS:
+            self._open.clear()
+        self._open.add((request.host, request.port))
+        return None
 
     async def _connect(self, request: Request, fresh: bool) -> Connection | NotSent:
         connector = self._single if fresh else self._pool
