@@ -45,6 +45,7 @@ from proxy.net.exchange import Reply
 from proxy.net.frontend import FrontDoor
 from proxy.net.tls import CERT_FILE, CertificateAuthority
 from proxy.net.upstream import Upstream
+from proxy.recovery import Recovery
 from proxy.rulefile import RuleErrors, load
 from proxy.service import OperationService
 
@@ -146,9 +147,10 @@ class App:
             failpoints=failpoints,
         )
         self._engine = engine
-        await engine.start()
+        recovery = Recovery(engine)
+        await recovery.start()
         stack.push_async_callback(lambda: engine.stop(self._drain()))
-        self._background(stack, "settling", self._keep_settling)
+        self._background(stack, "settling", lambda: self._keep_settling(recovery))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
         control = Control(
@@ -156,7 +158,7 @@ class App:
                 ledger=ledger,
                 clock=self._clock,
                 services=lambda: self._rules.services,
-                settle=engine.settle,
+                settle=recovery.settle,
                 reload=self.reload,
             ),
             metrics=metrics,
@@ -284,11 +286,10 @@ class App:
         self._metrics.tunnel(kind)
         lines.info("seen, not protected", host=host, reason=reason)
 
-    async def _keep_settling(self) -> None:
-        assert self._engine is not None
+    async def _keep_settling(self, recovery: Recovery) -> None:
         while True:
             try:
-                await self._engine.settle_all()
+                await recovery.settle_all()
             except Exception:
                 lines.exception("settling failed")
             await self._clock.sleep(SETTLE_SECONDS)

@@ -4,7 +4,6 @@ what it is told. The operation itself is driven by ``engine.py``.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace

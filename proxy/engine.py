@@ -23,7 +23,7 @@ import structlog
 
 from proxy.clock import Clock
 from proxy.core import settle
-from proxy.core.call import Governed, Policy, unruled_endpoint
+from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
 from proxy.core.decide import (
     Ask,
@@ -162,7 +162,7 @@ class Engine:
         for _ in range(TURNS_MAX):
             operation, previous = seen if seen is not None else self.load(bound)
             if operation is not None and operation.state in UNSETTLED:
-                operation = await self._mend(operation)
+                operation = await self.mend(operation)
                 await self._prepare_lookup(bound, operation)
             snapshot = self.snapshot(bound, operation, previous)
             flight.decision = decide(self._ask(bound), bound.endpoint, snapshot, self._limits)
@@ -444,7 +444,7 @@ class Engine:
         """Whether the row is behind what this process knows."""
         return operation.key in self._owed
 
-    async def _mend(self, operation: Operation) -> Operation:
+    async def mend(self, operation: Operation) -> Operation:
         """Bring the row up to what this process knows: an outcome that could not be recorded, or
         an attempt that is open although nobody drives it. Raises LedgerError."""
         owed = self._owed.get(operation.key)
@@ -534,58 +534,6 @@ class Engine:
         assert flight.unknown_since is not None
         spent = self.clock.monotonic() - flight.unknown_since
         return spent + seconds <= self.settings.patience
-
-    # -- settling without a caller ---------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Mark what an earlier process left open. Nothing is sent."""
-        for operation in await self.ledger.unsettled():
-            if operation.state is State.IN_FLIGHT:
-                await self._mend(operation)
-
-    async def settle(self, key: str) -> Operation | None:
-        """Try to settle one unknown operation without a caller: this queries, and re-sends only
-        while the intent is young. Returns the operation as it is then, None if there is none."""
-        operation = self.ledger.get(key)
-        if operation is None or operation.state not in (State.UNKNOWN, State.IN_FLIGHT):
-            return operation
-        flight = self._flights.get(operation.base)
-        if flight is None:
-            flight = self.depart(await self._revisit(operation))
-        await asyncio.shield(flight.done)
-        if flight.error is not None:
-            raise flight.error
-        return self.ledger.get(key)
-
-    async def settle_all(self) -> None:
-        """One pass of background settling over everything that is not settled."""
-        for operation in await self.ledger.unsettled():
-            if operation.base in self._flights:
-                continue
-            try:
-                await self.settle(operation.key)
-            except Exception as error:
-                log.error("not settled", operation=operation.key, detail=str(error))
-
-    async def _revisit(self, operation: Operation) -> Bound:
-        """The operation as the background asks about it."""
-        stored = await self.ledger.request_of(operation.key)
-        endpoint = self.rules.endpoint(operation.service, operation.endpoint)
-        if stored is None:
-            raise Damaged(f"the request of {operation.key} is gone")
-        intent = operation.intent
-        ask = Ask(
-            version=operation.version,
-            fingerprint=intent.fingerprint,
-            core_fingerprint=intent.core_fingerprint,
-            account=intent.account,
-            epoch=intent.epoch,
-            fresh=False,
-            arrived_at=self.clock.time(),
-            attempts_before=len(operation.attempts),
-            credentialed=False,
-        )
-        return Bound(operation.base, ask, endpoint or unruled_endpoint(stored), stored=stored)
 
     async def stop(self, drain: float) -> None:
         """Wait for what is in flight, at most ``drain`` seconds; what is left becomes unknown."""

@@ -7,6 +7,7 @@ credential are starred, and so is every secret that was registered with ``hide``
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -51,7 +52,7 @@ def configure(
     Calling it again replaces the set-up, unless it was ``final``: then loggers keep what they had
     when they were first used, which makes a line three times cheaper.
     """
-    out = stream or sys.stderr
+    out = cast("TextIO", Unfailing(stream or sys.stderr))
     text = form == "text" or (form == "auto" and out.isatty())
     threshold = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
@@ -86,6 +87,24 @@ def configure(
     root.handlers[:] = [handler]
     # What libraries say below a warning is about their insides.
     root.setLevel(max(threshold, logging.WARNING))
+
+
+class Unfailing:
+    """A stream that drops what it cannot take. The log often lies on the disk of the ledger; when
+    that is full, a call still gets its answer."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.isatty = out.isatty
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._out.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._out.flush()
 
 
 def get(component: str) -> Any:

@@ -1,4 +1,4 @@
-"""What people and programs may ask and do about operations: one place for API, CLI and console.
+"""What people and programs may ask and do about operations: one place for API and CLI.
 
 Queries read the ledger. Acts are two: resolving an operation whose outcome nobody could find out,
 and asking for a fresh look at it. Resolving sends nothing; "did not happen" only allows the next
@@ -141,7 +141,7 @@ class OperationService:
         try:
             operation = self._ledger.get(key)
         except Damaged as error:
-            raise ServiceError("damaged", f"Run `onceproxy audit verify`: {error}") from error
+            raise ServiceError("damaged", f"The ledger's record fails its check: {error}") from error
         if operation is None:
             raise ServiceError(
                 "not-found", "No operation has this key. A key is RUN/STEP/OPERATION/vN."
@@ -246,10 +246,10 @@ def _check_resolvable(operation: Operation, resolution: Resolution) -> None:
 
 _WHY_NOT = {
     "not_applied": "It is known to have had no effect, and the next call will be sent; "
-    "it can only be abandoned.",
-    "awaiting_approval": "Nothing was sent: grant or deny its approval.",
-    "succeeded": "It has succeeded.",
-    "failed": "It has failed, without an effect.",
+    "all that can be said of it is abandoned.",
+    "awaiting_approval": "Nothing was sent: there is nothing to resolve.",
+    "succeeded": "It has succeeded; only an unknown operation can be resolved.",
+    "failed": "It has failed, without an effect; only an unknown operation can be resolved.",
 }
 
 

@@ -32,7 +32,7 @@ NOT_EXECUTABLE = 126
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--run-id", help="Name of the run; the same again resumes it.  [default: a new one]")
-@click.option("--step", help="Name of the one step of this process, or auto.")
+@click.option("--step", help="Name of the one step of this process; auto: one for each different call.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_config
 @click.pass_context
@@ -42,8 +42,8 @@ def run(
     """Run COMMAND with its calls going through the proxy, and exit as it does.
 
     A proxy is started if none runs with this state directory. Without --step the agent names its
-    steps itself (X-Step-Id, or onceproxy_step for Python and onceproxy.step for Node); auto derives
-    them from what is sent.
+    steps itself (X-Step-Id, or onceproxy_step for Python and onceproxy.step for Node), and a write
+    to a service with a rule is refused if it names none.
     """
     run = run_id or new_run_id()
     try:
@@ -54,8 +54,10 @@ def run(
     except (NotRunning, Refused) as error:
         stop(PORT, str(error))
     if run_id is None:
-        again = ["onceproxy", "run", "--run-id", run, *(["--step", step] if step else []), "--"]
-        click.echo(f"onceproxy: to resume this run: {shlex.join([*again, *command])}", err=True)
+        # With the same configuration: another state directory would be another ledger.
+        again = ["onceproxy", "run", *_serve_arguments(ctx), "--run-id", run]
+        again += [*(["--step", step] if step else []), "--", *command]
+        click.echo(f"onceproxy: to resume this run: {shlex.join(again)}", err=True)
     sys.exit(code)
 
 
@@ -79,10 +81,10 @@ def _run(loaded: Loaded, found: Serving, run: str, step: str | None, command: Se
     )
     before = calls_seen(found)
     code = run_child(command, environment)
-    if calls_seen(found) <= before:
+    if code not in (NOT_FOUND, NOT_EXECUTABLE) and calls_seen(found) <= before:
         click.echo(
             "onceproxy: warning: no call came through the proxy. If the command calls APIs, its "
-            "client ignores HTTP_PROXY: see the README on clients, or call "
+            "client ignores HTTP_PROXY: see docs/clients.md, or call "
             f"http://{found.listen}/via/https/HOST/PATH",
             err=True,
         )

@@ -17,6 +17,7 @@ from proxy.core.operation import State
 from proxy.engine import Engine
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Reply
+from proxy.recovery import Recovery
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import BEHAVIOURS, Api, body_of, engine, outcome, post
 
@@ -94,7 +95,7 @@ async def worlds(kind: str, rules: RuleSet) -> list[World]:
 async def _live(kind: str, world: World, life: Life, rules: RuleSet) -> World:
     world.api.script = [life.behaviour]
     made, callers, kill = engine(world.ledger, world.api, world.clock, rules, point=life.point)
-    await made.start()
+    await Recovery(made).start()
     reply = await callers.handle(post(f"/{kind}", BODY))
     if not kill.struck:
         reply.delivered(True)
@@ -111,7 +112,7 @@ async def violations(kind: str, world: World, rules: RuleSet) -> list[str]:
     """What went wrong on the way to this world, seen by an undisturbed life that repeats the call;
     empty if every promise was kept."""
     made, callers, _ = engine(world.ledger, world.api, world.clock, rules)
-    await made.start()
+    await Recovery(made).start()
     reply = await _final(callers, kind, world.clock)
     again = await callers.handle(post(f"/{kind}", BODY))
     return list(_judge(kind, world.api, world.ledger, reply, again, world.not_sent))

@@ -57,7 +57,7 @@ def _no_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(self: Engine, operation: Any) -> Any:
         return operation
 
-    monkeypatch.setattr(Engine, "_mend", nothing)
+    monkeypatch.setattr(Engine, "mend", nothing)
 
 
 def _resend_whatever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ async def test_c3i_nothing_found_before_the_service_can_be_done_permits_no_send(
     assert (reply.status, code(reply)) == (409, "outcome-unknown")
     for _ in range(4):
         proxy.clock.advance(10)
-        await proxy.engine.settle_all()
+        await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     mark = f"{note_key(proxy)}/v1"
     proxy.api.lookups = [answer(200, {"data": [{"id": "n1", "mark": mark}], "next": None})]
@@ -185,7 +185,7 @@ async def test_c3_a_conclusive_absence_leads_to_one_more_send() -> None:
     await proxy.call(note())
     for _ in range(40):
         proxy.clock.advance(5)
-        await proxy.engine.settle_all()
+        await proxy.recovery.settle_all()
     assert proxy.operation(note_key(proxy)).state is State.NOT_APPLIED
     assert len(proxy.api.writes) == 1
     proxy.api.sends = [answer(201, {"id": "n1"})]
@@ -198,7 +198,7 @@ async def _unknown_after(lookup: Opened, rounds: int = 40) -> Proxy:
     await proxy.call(note())
     for _ in range(rounds):
         proxy.clock.advance(30)
-        await proxy.engine.settle_all()
+        await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
     return proxy
@@ -214,7 +214,7 @@ async def test_c3iii_a_template_value_that_is_missing_proves_nothing() -> None:
     await proxy.call(note())
     for _ in range(10):
         proxy.clock.advance(60)
-        await proxy.engine.settle_all()
+        await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
 
@@ -238,7 +238,7 @@ async def test_c3vi_a_marker_that_was_not_sent_proves_nothing() -> None:
     await proxy.restart()
     for _ in range(20):
         proxy.clock.advance(30)
-        await proxy.engine.settle_all()
+        await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
 
@@ -395,7 +395,7 @@ async def test_c7_an_older_put_is_never_sent_again_over_a_newer_one() -> None:
     proxy.clock.advance(1)
     await proxy.call(put(2, "b"))
     await proxy.restart()
-    await proxy.engine.settle_all()
+    await proxy.recovery.settle_all()
     reply = await proxy.call(put(1, "a"))
     assert reply.status == 424
     assert len(proxy.api.writes) == 2
@@ -424,7 +424,7 @@ async def test_c8_the_background_sends_no_stale_order() -> None:
     proxy = keyed(LOST, settings=Settings(policy=Policy(digest_key=b"d"), patience=0.1))
     await proxy.call(refund())
     await proxy.restart(seconds=20 * 3600)
-    await proxy.engine.settle_all()
+    await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     proxy.api.sends = [answer(200, OK)]
     assert (await proxy.call(refund())).status == 200
@@ -501,7 +501,7 @@ async def test_c10_after_a_restart_nothing_goes_out_with_fewer_credentials() -> 
     await proxy.call(note(headers=[("Authorization", "Bearer x")]))
     await proxy.restart(seconds=60)
     looked = len(proxy.api.on_wire)
-    await proxy.engine.settle_all()
+    await proxy.recovery.settle_all()
     assert len(proxy.api.on_wire) == looked
     assert proxy.operation(note_key(proxy)).blocked_by == "credentials"
 

@@ -17,6 +17,7 @@ from proxy.engine import Settings
 from proxy.ledger.base import Ledger
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Arrival, Reply
+from proxy.recovery import Recovery
 from proxy.rulefile.loader import load_text
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import Metrics, Opened, engine
@@ -84,7 +85,7 @@ class Proxy:
         made, callers, _ = engine(
             self.ledger, self.api, self.clock, self.rules, settings=self.settings
         )
-        self.engine, self.callers = made, callers
+        self.engine, self.callers, self.recovery = made, callers, Recovery(made)
         assert isinstance(made.metrics, Metrics)
         self.metrics = made.metrics
 
@@ -92,7 +93,7 @@ class Proxy:
         """The process is gone with all it had in memory; some time later a new one starts."""
         self.clock.advance(seconds)
         self.start()
-        await self.engine.start()
+        await self.recovery.start()
 
     async def call(self, arrival: Arrival, *, heard: bool = True) -> Reply:
         """Make a call; ``heard``: its caller gets the whole answer."""
