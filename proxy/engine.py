@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -25,8 +25,10 @@ from proxy.clock import Clock
 from proxy.core import settle
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
+from proxy.core.credentials import NONE, MissingCredential
 from proxy.core.decide import (
     Ask,
+    Decision,
     Forward,
     Hold,
     Limits,
@@ -36,10 +38,13 @@ from proxy.core.decide import (
     Watch,
     decide,
 )
-from proxy.core.intent import intend, placed
+from proxy.core.decide.account import same_credential
+from proxy.core.decide.state import no_credential
+from proxy.core.intent import intend, mark, placed
+from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
-from proxy.core.model import Answer, Answered, NotSent, Request, SendResult
-from proxy.core.operation import Event, Kind, Operation, State, changed, evolve_all
+from proxy.core.model import Answer, Answered, Request, SendResult
+from proxy.core.operation import RULE, Event, Kind, Operation, State, changed, evolve_all
 from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
 from proxy.core.rules import Auth, Endpoint, Lookup
 from proxy.core.views import BodyMissing, RequestView
@@ -47,7 +52,6 @@ from proxy.failpoints import OFF, Failpoints
 from proxy.flights import Flight, Lent, Sights
 from proxy.ledger.base import Change, Conflict, Damaged, Ledger, LedgerError
 from proxy.outbound import Outbound, Upstream
-from proxy.replies import keep
 
 log = structlog.get_logger("onceproxy")
 
@@ -76,8 +80,21 @@ class Settings:
     secret_of: Callable[[Auth], str | None] = lambda auth: None
 
 
-Seen = tuple[Operation | None, Operation | None]
-"""The operation of the bound version and, where that is not begun, the one before it."""
+class Seen(NamedTuple):
+    """What the ledger has for a bound call: its version's operation or, where that is not begun,
+    the version before it; ``overtaken``: a later one has begun."""
+
+    operation: Operation | None
+    previous: Operation | None = None
+    overtaken: bool = False
+
+
+Claim = tuple[str, ...]
+
+
+class Claimed(NamedTuple):
+    base: str
+    named: bool  # by an X-Operation-Id
 
 
 @dataclass(slots=True)
@@ -89,6 +106,7 @@ class Bound:
     ask: Ask
     endpoint: Endpoint
     call: Governed | None = None
+    arrived: float = 0.0  # monotonic
     seen: Seen | None = None  # as it was loaded for this call a moment ago
     stored: Request | None = None  # as sent, without credentials
     view: RequestView | None = None
@@ -130,17 +148,33 @@ class Engine:
         self._sights = Sights()
         self._owed: dict[str, Change] = {}  # outcomes that the ledger could not take yet
         self._unsent: set[tuple[str, int]] = set()  # attempts whose intent could not be committed
+        self._claims: dict[Claim, Claimed] = {}  # what operations being begun will be found by
+        self._adopting: set[tuple[str, str, str | None, str]] = set()  # objects found just now
 
     def flight(self, base: str) -> Flight | None:
         """Whoever drives that operation now."""
         return self._flights.get(base)
 
+    def claimed(self, call: Governed) -> str | None:
+        """The base of an operation that is being begun under another name, and that this call
+        means too: the ledger cannot know it yet."""
+        for claim in claims(call):
+            found = self._claims.get(claim)
+            if found is not None and not (
+                claim[0] == "alike" and found.named and call.named_by_caller
+            ):
+                return found.base
+        return None
+
     def depart(self, bound: Bound) -> Flight:
         """Drive an operation that nobody drives, until it is at rest or can only wait."""
+        assert bound.base not in self._flights, f"{bound.base} is being driven"
         flight = Flight(bound.base)
         self._flights[bound.base] = flight
         if bound.call is not None:
-            flight.expect_caller()
+            flight.expect_caller(bound.ask.epoch)
+            for claim in claims(bound.call):
+                self._claims[claim] = Claimed(bound.base, bound.call.named_by_caller)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight, bound))
         return flight
 
@@ -151,6 +185,9 @@ class Engine:
             flight.error = error
         finally:
             del self._flights[bound.base]
+            if bound.call is not None:
+                for claim in claims(bound.call):
+                    self._claims.pop(claim, None)
             flight.finish()
 
     # -- the loop ------------------------------------------------------------------------------
@@ -160,17 +197,20 @@ class Engine:
         # person or a note changes meanwhile: then a commit meets a Conflict, and it is read again.
         seen, bound.seen = bound.seen, None
         for _ in range(TURNS_MAX):
-            operation, previous = seen if seen is not None else self.load(bound)
-            if operation is not None and operation.state in UNSETTLED:
-                operation = await self.mend(operation)
-                await self._prepare_lookup(bound, operation)
-            snapshot = self.snapshot(bound, operation, previous)
-            flight.decision = decide(self._ask(bound), bound.endpoint, snapshot, self._limits)
-            seen = None
             try:
+                seen = seen if seen is not None else self.load(bound)
+                operation = seen.operation
+                if operation is not None and operation.state in UNSETTLED:
+                    operation = await self.mend(operation)
+                    await self._prepare_lookup(bound, operation)
+                    seen = seen._replace(operation=operation)
+                snapshot = self.snapshot(bound, seen)
+                flight.decision = decide(self._ask(bound), bound.endpoint, snapshot, self._limits)
+                seen = None
+                self._lend(bound, flight.decision)
                 match flight.decision:
                     case Forward() as forward:
-                        seen = await self._forward(flight, bound, snapshot, forward), None
+                        seen = Seen(await self._forward(flight, bound, snapshot, forward))
                     case Reconcile():
                         await self._reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
@@ -181,7 +221,13 @@ class Engine:
                     case _:
                         return
             except Conflict:
+                seen = None
                 continue
+            except MissingCredential:
+                assert operation is not None
+                flight.decision = no_credential(operation)
+                await self._blocked(snapshot, "credentials", flight.decision.reason)
+                return
             if flight.unrecorded or not bound.enforced:
                 return
         raise RuntimeError(f"{bound.base} came to no end in {TURNS_MAX} turns")
@@ -190,25 +236,28 @@ class Engine:
         self, flight: Flight, bound: Bound, snapshot: Snapshot, forward: Forward
     ) -> Operation:
         operation, request, new = await self._to_send(bound, snapshot)
+        outgoing = self._authorised(bound, request)
         await self._failpoints.reach("before_intent", operation.key)
         operation = await self._intend(bound, operation, forward, request if new else None)
         flight.operation = operation
         await self._failpoints.reach("after_intent", operation.key)
-        result = await self._attempt(flight, bound, operation, request)
+        result = await self._attempt(flight, bound, operation, outgoing)
         await self._failpoints.reach("after_effect", operation.key)
         operation = await self._record(flight, bound, operation, request, result)
         await self._failpoints.reach("after_outcome", operation.key)
         if flight.relay is not None:
-            await flight.relay.end(operation.state in ENDED)
+            flight.relay.end(operation.state in ENDED)
         return operation
 
     async def _to_send(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
         """The operation to start an attempt of, its request, and whether that request is new."""
         operation, call = snapshot.operation, bound.call
-        if operation is not None and (
-            call is None or operation.ever_left or operation.intent.fingerprint == call.fingerprint
-        ):
-            return operation, await self._stored(bound, operation), False
+        if operation is not None:
+            # While it may have taken effect, and where only its wording differs, what was stored is
+            # sent. Else nothing has come of the earlier request, and this one takes its place.
+            same = call is not None and operation.intent.fingerprint == call.fingerprint
+            if operation.undecided or (operation.ever_left and not same):
+                return operation, await self._stored(bound, operation), False
         assert call is not None
         intended = intend(
             call,
@@ -219,6 +268,7 @@ class Engine:
             secrets=self.settings.secrets,
             now=snapshot.now,
             kept_body=self.settings.kept_body,
+            key=operation.intent.upstream_key if operation is not None else None,
         )
         for note in intended.notes:
             log.warning("sent without a mark", operation=intended.operation.key, detail=note)
@@ -226,7 +276,6 @@ class Engine:
         bound.ask = replace(bound.ask, body_sha256=intended.request.body.sha256)
         if operation is None:
             return intended.operation, intended.request, True
-        # Nothing of the earlier request ever left, so this one takes its place.
         fresh = intended.operation
         taken = changed(operation, intent=fresh.intent, url=fresh.url, caller_key=fresh.caller_key)
         return taken, intended.request, True
@@ -242,16 +291,16 @@ class Engine:
                 "attempt": forward.attempt,
                 "reason": forward.reason,
                 "keyed": operation.intent.upstream_key is not None,
-                "credentialed": self._has_credential(bound),
+                "credential": self._credential(bound),
             },
         )
         events: tuple[Event, ...] = (started,)
-        if request is not None and operation.attempts:
+        if request is not None and operation.attempts and not operation.ever_left:
             events = (Event(Kind.DRIFTED, started.at, {"unsent": True}), started)
         if request is not None and not operation.intent.body_kept:
             request = request.with_(body=replace(request.body, data=None, spool=None))
         try:
-            return await self.ledger.commit(
+            after = await self.ledger.commit(
                 Change(evolve_all(operation, events), events, request=request)
             )
         except Conflict:
@@ -259,24 +308,26 @@ class Engine:
         except LedgerError:
             self._unsent.add((operation.key, forward.attempt))
             raise
+        self._unsent.discard((operation.key, forward.attempt))
+        return after
 
     async def _attempt(
-        self, flight: Flight, bound: Bound, operation: Operation, request: Request
+        self, flight: Flight, bound: Bound, operation: Operation, outgoing: Request
     ) -> SendResult:
         # A write that nothing could settle does not go out on a connection that may be closing.
         bare = operation.intent.upstream_key is None and not bound.endpoint.reconcile
         began = self.clock.monotonic()
-        result = await self.outbound.attempt(
-            self._authorised(bound, request),
-            fresh=bare and not operation.intent.idempotent,
-            operation_key=operation.key,
-            relay=flight.relay,
-        )
-        now = self.clock.monotonic()
-        self.metrics.upstream(bound.endpoint.service, now - began)
-        if not isinstance(result, NotSent):
+        try:
+            return await self.outbound.attempt(
+                outgoing,
+                fresh=bare and not operation.intent.idempotent,
+                operation_key=operation.key,
+                relay=flight.relay,
+            )
+        finally:
+            now = self.clock.monotonic()
             self._sights.left(operation.key, now)
-        return result
+            self.metrics.upstream(bound.endpoint.service, now - began)
 
     async def _record(
         self,
@@ -313,9 +364,7 @@ class Engine:
                 self._owed[after.key] = change
                 flight.unrecorded = True
             break
-        flight.operation = after
-        flight.answer = result.answer if isinstance(result, Answered) else None
-        flight.result = result
+        flight.ended(after, attempt, result)
         if after.state in ENDED:
             self._settled(after)
         elif after.state is State.UNKNOWN:
@@ -346,15 +395,16 @@ class Engine:
         assert operation is not None
         assert lookup is not None
         began = self.clock.monotonic()
+        ask = self._ask(bound)
         verdict = await self._look(bound, operation, lookup)
-        adopted = self._adopted(operation, verdict)
         learned = settle.lookup_ended(
             lookup,
             verdict,
             snapshot.watch,
             self._now(operation),
-            adopted_by=adopted,
-            marked=_mark(bound.endpoint, operation) is not None,
+            adopted_by=self._adopted(operation, verdict),
+            marked=mark(bound.endpoint, operation.intent) is not None,
+            same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
         )
         self._sights.looked(operation.key, began, counts=learned.counts)
         self.metrics.reconciled(operation.service, str(learned.events[0].kind))
@@ -365,16 +415,16 @@ class Engine:
             after = changed(after, outcome=replace(after.outcome, kept=False))
         if after == changed(operation, updated_at=after.updated_at) and not learned.counts:
             return  # as before: not worth a line in the history each time
-        after = await self.ledger.commit(Change(after, learned.events, answer=kept))
+        after = await self._adopt(operation, verdict, Change(after, learned.events, answer=kept))
         if after.state in ENDED:
-            flight.operation, flight.answer = after, answer
+            flight.found(after, answer)
             self._settled(after)
 
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
         """One lookup, page by page."""
         assert bound.view is not None
         names = {
-            "key": _mark(bound.endpoint, operation),
+            "key": mark(bound.endpoint, operation.intent),
             "sent_at": operation.first_maybe_sent_at or operation.created_at,
         }
         inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
@@ -391,10 +441,26 @@ class Engine:
         """Another operation that already owns the object found."""
         if not isinstance(verdict, Found) or verdict.external_id is None:
             return None
-        owner = self.ledger.adopted(
-            operation.service, operation.endpoint, operation.intent.account, verdict.external_id
-        )
+        thing = _thing(operation, verdict.external_id)
+        if thing in self._adopting:
+            return "an operation that is adopting it just now"
+        owner = self.ledger.adopted(*thing)
         return None if owner == operation.key else owner
+
+    async def _adopt(
+        self, operation: Operation, verdict: LookupVerdict, change: Change
+    ) -> Operation:
+        """Commit what a lookup taught; while an object is being adopted nobody else may."""
+        if not isinstance(verdict, Found) or verdict.external_id is None:
+            return await self.ledger.commit(change)
+        thing = _thing(operation, verdict.external_id)
+        if change.operation.state not in ENDED:
+            return await self.ledger.commit(change)
+        self._adopting.add(thing)
+        try:
+            return await self.ledger.commit(change)
+        finally:
+            self._adopting.discard(thing)
 
     async def _blocked(self, snapshot: Snapshot, blocked_by: str, reason: str) -> None:
         """Write down why an unknown operation stays so, when that is news."""
@@ -417,17 +483,17 @@ class Engine:
         newest = self.ledger.find(bound.base)
         version = bound.ask.version
         if newest is None or newest.version == version:
-            return newest, None
+            return Seen(newest)
         if newest.version < version:
-            return None, newest
-        return self.ledger.get(f"{bound.base}/v{version}"), None
+            return Seen(None, newest)
+        return Seen(self.ledger.get(f"{bound.base}/v{version}"), None, overtaken=True)
 
-    def snapshot(
-        self, bound: Bound, operation: Operation | None, previous: Operation | None = None
-    ) -> Snapshot:
-        now = self._now(operation)
+    def snapshot(self, bound: Bound, seen: Seen) -> Snapshot:
+        operation = seen.operation
+        wall = self.clock.time()
+        now = wall if operation is None else max(wall, operation.updated_at)
         if operation is None or operation.state is not State.UNKNOWN:
-            return Snapshot(now, operation, previous)
+            return Snapshot(now, wall, operation, seen.previous, seen.overtaken)
         rewritten = operation.intent.idempotent and self.ledger.written_since(
             (operation.method, operation.url), operation.created_at, operation.key
         )
@@ -435,10 +501,20 @@ class Engine:
         sight = self._sights.get(operation.key, mono)
         watch = Watch(
             quiet_for=mono - sight.quiet_since,
+            looked=sight.last_look is not None,
             looks=sight.looks,
             next_look_in=sight.next_look_in(bound.lookup, mono),
         )
-        return Snapshot(now, operation, previous, watch, bound.lookup is not None, rewritten)
+        return Snapshot(
+            now,
+            wall,
+            operation,
+            seen.previous,
+            seen.overtaken,
+            watch,
+            bound.lookup is not None,
+            rewritten,
+        )
 
     def owes(self, operation: Operation) -> bool:
         """Whether the row is behind what this process knows."""
@@ -460,6 +536,7 @@ class Engine:
         events = settle.abandoned(operation, now, unsent)
         operation = await self.ledger.commit(Change(evolve_all(operation, events), events))
         self._unsent -= {(operation.key, number) for number in unsent}
+        self._sights.left(operation.key, self.clock.monotonic())
         return operation
 
     async def _prepare_lookup(self, bound: Bound, operation: Operation) -> None:
@@ -495,17 +572,37 @@ class Engine:
 
     def _ask(self, bound: Bound) -> Ask:
         """The ask, with whoever's credential there is by now."""
-        if bound.ask.credentialed or not self._has_credential(bound):
+        credential = self._credential(bound)
+        if credential == bound.ask.credential:
             return bound.ask
-        return replace(bound.ask, credentialed=True)
+        return replace(bound.ask, credential=credential)
 
-    def _has_credential(self, bound: Bound) -> bool:
-        own = bound.call is not None and bool(bound.call.credentials)
-        return own or bool(self.lent.get(bound.base)) or self.outbound.has_secret(bound.endpoint)
+    def _credential(self, bound: Bound) -> str | None:
+        """Whose credential goes out: the fresh caller's own, in the background the lent one, else
+        the rule's. A caller is never served with another caller's."""
+        if bound.call is not None:
+            own = bound.call.credential
+        else:
+            lent = self.lent.get(bound.base)
+            own = lent.owner if lent is not None else None
+        if own is None and self.outbound.has_secret(bound.endpoint):
+            return RULE
+        return own
 
     def _authorised(self, bound: Bound, request: Request) -> Request:
-        own = bound.call.credentials if bound.call is not None else None
-        return self.outbound.authorised(request, bound.endpoint, own or self.lent.get(bound.base))
+        """Raises MissingCredential."""
+        if bound.call is not None:
+            credentials = bound.call.credentials
+        else:
+            lent = self.lent.get(bound.base)
+            credentials = lent.credentials if lent is not None else NONE
+        return self.outbound.authorised(request, bound.endpoint, credentials)
+
+    def _lend(self, bound: Bound, decision: Decision) -> None:
+        """A call that is the operation's own lends its credential for the time after it; one that
+        was refused as another's does not."""
+        if bound.call is not None and isinstance(decision, Forward | Reconcile | Hold):
+            self.lent.lend(bound.base, bound.call.credentials, bound.call.credential)
 
     def _now(self, operation: Operation | None) -> float:
         """The wall clock, but never before the newest event of the operation."""
@@ -542,11 +639,20 @@ class Engine:
             await asyncio.wait(tasks, timeout=drain)
 
 
-def _mark(endpoint: Endpoint, operation: Operation) -> str | None:
-    """The text by which a lookup knows the operation. Where the rule has a marker that could not be
-    placed there is none: the key was written elsewhere, and not finding it proves nothing."""
-    intent = operation.intent
-    return intent.upstream_key if endpoint.marker is None else intent.marker
+def claims(call: Governed) -> Iterator[Claim]:
+    """What else than its own name an operation that this call begins will be found by."""
+    yield "alike", call.run, call.step, call.request.method, call.bare.url, call.fingerprint
+    if call.caller_key_digest is not None:
+        yield "key", call.endpoint.service, call.caller_key_digest
+
+
+def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None, str]:
+    return operation.service, operation.endpoint, operation.intent.account, external_id
+
+
+def _same_named_account(ask: Ask, operation: Operation) -> bool:
+    """Whether the rule says that both are one account, whatever credential they have."""
+    return operation.intent.account is not None and operation.intent.account == ask.account
 
 
 ENDED = (State.SUCCEEDED, State.FAILED)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.core.credentials import Credentials
 from proxy.core.decide import Decision
-from proxy.core.model import Answer, SendResult
+from proxy.core.model import Answer, Answered, NotSent, SendResult
 from proxy.core.operation import Operation
 from proxy.core.rules import Lookup
 from proxy.core.settle import next_look_in
@@ -25,10 +25,14 @@ class Flight:
     something to tell while the driving may go on; twins wait until it is ``done``."""
 
     __slots__ = (
+        "_attempt",
+        "_complete",
+        "_found",
         "answer",
         "base",
         "decision",
         "done",
+        "epoch",
         "error",
         "news",
         "operation",
@@ -49,21 +53,56 @@ class Flight:
         self.relay: Relay | None = None  # None: no caller, the background drives
         self.decision: Decision | None = None
         self.operation: Operation | None = None
+        self.epoch: int | None = None  # of its caller
         self.answer: Answer | None = None  # the newest one, with all its headers
+        self._attempt: int | None = None  # the attempt it answers
+        self._complete = False
+        self._found = False
         self.result: SendResult | None = None
         self.error: Exception | None = None
         self.unrecorded = False  # the ledger failed after the send
         self.unknown_since: float | None = None  # monotonic
         self.patience: asyncio.Task[None] | None = None
 
-    def expect_caller(self) -> None:
-        self.relay = Relay(self.tell)
+    def expect_caller(self, epoch: int) -> None:
+        self.relay, self.epoch = Relay(self.tell), epoch
+
+    def ended(self, operation: Operation, attempt: int, result: SendResult) -> None:
+        """An attempt of this flight has ended, and this is the operation after it."""
+        self.operation, self.result, self._attempt = operation, result, attempt
+        self.answer = result.answer if isinstance(result, Answered) else None
+        self._complete = isinstance(result, Answered) and result.complete
+
+    def found(self, operation: Operation, answer: Answer | None) -> None:
+        """A lookup of this flight has found the effect."""
+        self.operation, self.answer, self._found = operation, answer, True
+
+    @property
+    def sent(self) -> bool:
+        """Whether anything may have left."""
+        return self.result is not None and not isinstance(self.result, NotSent)
+
+    def answer_for(self, operation: Operation) -> Answer | None:
+        """This flight's answer, whole, if it is the end that the operation came to."""
+        if self.operation is None or self.operation.key != operation.key or self.answer is None:
+            return None
+        outcome = operation.outcome
+        if outcome is not None and outcome.how == "found":
+            return self.answer if self._found else None
+        if outcome is not None and outcome.how != "answered":
+            return None
+        last = operation.last
+        number = outcome.attempt if outcome is not None else last.number if last else None
+        whole = self._complete and self.answer.body is not None
+        return self.answer if whole and number == self._attempt else None
 
     def tell(self) -> None:
         if not self.news.done():
             self.news.set_result(None)
 
     def finish(self) -> None:
+        if self.relay is not None:
+            self.relay.end(whole=False)  # nothing, where it has ended
         self.tell()
         self.done.set_result(None)
         if self.patience is not None:
@@ -119,21 +158,27 @@ class Sights:
         self._sights.pop(key, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Loan:
+    credentials: Credentials
+    owner: str | None  # keyed digest of them
+
+
 class Lent:
     """Credentials of callers, in memory only, by operation base; the newest caller's count."""
 
     def __init__(self) -> None:
-        self._lent: OrderedDict[str, Credentials] = OrderedDict()
+        self._lent: OrderedDict[str, Loan] = OrderedDict()
 
-    def lend(self, base: str, credentials: Credentials) -> None:
+    def lend(self, base: str, credentials: Credentials, owner: str | None) -> None:
         if not credentials:
             return
-        self._lent[base] = credentials
+        self._lent[base] = Loan(credentials, owner)
         self._lent.move_to_end(base)
         if len(self._lent) > LENDERS_MAX:
             self._lent.popitem(last=False)
 
-    def get(self, base: str) -> Credentials | None:
+    def get(self, base: str) -> Loan | None:
         return self._lent.get(base)
 
     def give_back(self, base: str) -> None:

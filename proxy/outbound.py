@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from proxy.core.credentials import Credentials, join
+from proxy.core.credentials import MASK, NONE, Credentials, join
 from proxy.core.model import (
     Answer,
     Answered,
@@ -151,9 +151,10 @@ class Outbound:
     def authorised(
         self, request: Request, endpoint: Endpoint, credentials: Credentials | None
     ) -> Request:
-        """The request with the caller's credentials, or else with those of the rule's ``auth``."""
-        if credentials:
-            request = join(request, credentials)
+        """The request with the caller's credentials, or else with those of the rule's ``auth``.
+        Raises MissingCredential where the mask of one would go out."""
+        if credentials or MASK in request.target:
+            request = join(request, credentials or NONE)
         auth = endpoint.auth
         if auth is None or request.header(auth.header) is not None:
             return request

@@ -40,9 +40,9 @@ class Recovery:
         operation = self._ledger.get(key)
         if operation is None or operation.state not in UNSETTLED:
             return operation
-        flight = self._engine.flight(operation.base)
-        if flight is None:
-            flight = self._engine.depart(await self._bound(operation))
+        bound = await self._bound(operation)
+        # No await between looking and departing: one operation has one flight.
+        flight = self._engine.flight(operation.base) or self._engine.depart(bound)
         await asyncio.shield(flight.done)
         if flight.error is not None:
             raise flight.error
@@ -85,6 +85,6 @@ class Recovery:
             fresh=False,
             arrived_at=self._engine.clock.time(),
             attempts_before=len(operation.attempts),
-            credentialed=False,
+            credential=None,
         )
         return Bound(operation.base, ask, endpoint or unruled_endpoint(stored), stored=stored)

@@ -9,6 +9,7 @@ see it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from proxy.core.model import Answer
@@ -25,8 +26,10 @@ class Relay:
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell
-        self._queue: asyncio.Queue[bytes | None] | None = None  # few answers ever flow
+        self._chunks: deque[bytes] = deque()
+        self._moved: asyncio.Event | None = None  # something was put, taken, or ended
         self._last: bytes | None = None
+        self._ended = False
         self._whole = False
         self._closed = False
         self.head: Answer | None = None
@@ -40,30 +43,38 @@ class Relay:
     def open(self, head: Answer, length: int | None) -> None:
         """Begin: ``head`` has no body, ``length`` is its declared size or None."""
         self.head, self.length = head, length
-        self._queue = asyncio.Queue(AHEAD)
+        self._moved = asyncio.Event()
         self._tell()
 
     async def feed(self, chunk: bytes) -> None:
         """The next chunk. Waits while the caller is slow, never for one that has left."""
         if self._last is not None:
-            await self._put(self._last)
+            while len(self._chunks) >= AHEAD and not self._closed:
+                await self._move()
+            self._put(self._last)
         self._last = chunk
 
-    async def end(self, whole: bool) -> None:
-        """The answer has ended; ``whole``: its outcome is recorded and it may end cleanly."""
-        if self.head is None:
+    def end(self, whole: bool) -> None:
+        """The answer has ended; ``whole``: its outcome is recorded and it may end cleanly. Only the
+        first word counts."""
+        if self._moved is None or self._ended:
             return
-        self._whole = whole
         if whole and self._last is not None:
-            await self._put(self._last)
-        await self._put(None)
+            self._put(self._last)
+        self._ended, self._whole = True, whole
+        self._moved.set()
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """For the caller. Raises CutOff at the end of an answer that is not whole."""
-        assert self._queue is not None, "open() was not called"
+        assert self._moved is not None, "open() was not called"
         try:
-            while (chunk := await self._queue.get()) is not None:
-                yield chunk
+            while self._chunks or not self._ended:
+                if self._chunks:
+                    chunk = self._chunks.popleft()
+                    self._moved.set()
+                    yield chunk
+                else:
+                    await self._move()
             if not self._whole:
                 raise CutOff
         finally:
@@ -72,9 +83,17 @@ class Relay:
     def close(self) -> None:
         """The caller has left, or has been told something else: what still comes is dropped."""
         self._closed = True
-        while self._queue is not None and not self._queue.empty():  # lets a waiting ``feed`` go on
-            self._queue.get_nowait()
+        self._chunks.clear()
+        if self._moved is not None:
+            self._moved.set()
 
-    async def _put(self, chunk: bytes | None) -> None:
-        if not self._closed and self._queue is not None:
-            await self._queue.put(chunk)
+    def _put(self, chunk: bytes) -> None:
+        if not self._closed:
+            self._chunks.append(chunk)
+            assert self._moved is not None
+            self._moved.set()
+
+    async def _move(self) -> None:
+        assert self._moved is not None
+        self._moved.clear()
+        await self._moved.wait()

@@ -1,54 +1,191 @@
-"""Answers as callers see them: the recorded bytes, with headers that say where they come from."""
+"""What callers are told: the recorded bytes, or a refusal, with headers that say where they come
+from. Everything a caller hears leaves a line in the log and counts in the metrics here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from proxy.core.model import EMPTY, Answer
-from proxy.core.operation import Operation
+import structlog
+
+from proxy.core.call import Governed, noise_of
+from proxy.core.decide import Answer, Decision, Hold, Refuse
+from proxy.core.fingerprint import DuplicateMember, canonical, differences
+from proxy.core.intent import placed
+from proxy.core.kept import keep
+from proxy.core.model import EMPTY
+from proxy.core.model import Answer as HttpAnswer
+from proxy.core.operation import Event, Kind, Operation, State
+from proxy.core.placement import CannotPlace
+from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
+from proxy.engine import Bound, Engine
+from proxy.flights import Flight
+from proxy.ledger.base import Damaged
 from proxy.net.exchange import Reply
+from proxy.net.problem import reply as problem
 
-# What a replay may repeat. Not the first Date, not Set-Cookie, nothing about a connection or a
-# quota.
-KEPT_HEADERS = frozenset(
-    {
-        "content-type",
-        "content-encoding",
-        "content-language",
-        "content-disposition",
-        "content-location",
-        "content-range",
-        "etag",
-        "last-modified",
-        "link",
-        "location",
-        "request-id",
-        "stripe-version",
-        "vary",
-        "x-request-id",
-    }
-)
+log = structlog.get_logger("onceproxy")
 
-
+FIELDS_MAX = 8  # enough to see what changed, short enough for a sentence
+RETRY_AFTER = 2  # seconds; a twin's answer is usually not far
 OUR_HEADERS = frozenset(
     {"onceproxy-operation", "onceproxy-outcome", "onceproxy-attempts", "onceproxy-recorded-at"}
 )
 
 
-def keep(answer: Answer | None, endpoint: Endpoint | None) -> Answer | None:
-    """The answer as it is stored and replayed, or None where no answer is kept."""
-    if answer is None or answer.body is None:
-        return None
-    if endpoint is not None and endpoint.store == "meta":
-        return None
-    headers = tuple(pair for pair in answer.headers if pair[0].lower() in KEPT_HEADERS)
-    return Answer(answer.status, answer.reason, headers, answer.body)
+class Replies:
+    """Words for what an operation came to."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._ledger = engine.ledger
+        self._metrics = engine.metrics
+
+    async def tell(
+        self, bound: Bound, decision: Decision, answer: HttpAnswer | None, how: str
+    ) -> Reply:
+        match decision:
+            case Answer():
+                return await self._answer(bound, decision, answer, how)
+            case Refuse(refusal=refusal):
+                named = await self.with_fields(bound.call, refusal)
+                return self.refuse(named, bound.endpoint)
+            case _:
+                return self.impatient(bound, decision)
+
+    async def _answer(
+        self, bound: Bound, decision: Answer, answer: HttpAnswer | None, how: str
+    ) -> Reply:
+        operation, outcome = decision.operation, decision.operation.outcome
+        if answer is None or answer.body is None:
+            answer = await self._ledger.answer_of(operation.key)
+        if answer is None:
+            if operation.state is not State.FAILED or outcome is None or outcome.status is None:
+                raise Damaged(f"the answer of {operation.key} is gone")
+            answer = HttpAnswer(outcome.status, "", (), EMPTY)
+        if outcome is not None and outcome.how == "resolved":
+            how = "resolved"
+        for event in self._notes(bound, decision, how):
+            self._ledger.note(operation, event)
+        if how in ("replayed", "coalesced", "reconciled"):
+            self._suppressed(bound.endpoint, "drift_replayed" if decision.drifted else how)
+        if how not in ("sent", "reconciled"):
+            answer = keep(answer, None) or answer
+        self._decided(bound.endpoint, how, operation, decision.reason)
+        return of_answer(answer, operation, how, self._delivered(bound, operation))
+
+    def _notes(self, bound: Bound, decision: Answer, how: str) -> tuple[Event, ...]:
+        now = self._engine.clock.time()
+        notes = decision.notes
+        if how == "replayed":
+            notes = (*notes, Event(Kind.REPLAYED, now, {"epoch": bound.ask.epoch}))
+        elif how == "coalesced":
+            notes = (*notes, Event(Kind.COALESCED, now, {"epoch": bound.ask.epoch}))
+        call = bound.call
+        if call is not None and decision.operation.intent.credential != call.credential:
+            notes = (*notes, Event(Kind.CREDENTIAL_CHANGED, now, {}))
+        return notes
+
+    def _delivered(self, bound: Bound, operation: Operation) -> Callable[[bool], None]:
+        """Recorded only where it decides something: a refusal that was heard makes the next call a
+        new version, and an answer that was heard makes a reworded call drift."""
+        if operation.state is not State.FAILED and not bound.endpoint.wording:
+            return nobody_asks
+        if (operation.delivered_epoch or 0) >= bound.ask.epoch:
+            return nobody_asks
+
+        def delivered(whole: bool) -> None:
+            if whole:
+                at = self._engine.clock.time()
+                event = Event(Kind.ANSWER_DELIVERED, at, {"epoch": bound.ask.epoch})
+                self._ledger.note(operation, event)
+
+        return delivered
+
+    def streamed(self, bound: Bound, flight: Flight) -> Reply:
+        relay, operation = flight.relay, flight.operation
+        assert operation is not None
+        assert relay is not None
+        assert relay.head is not None
+        self._decided(bound.endpoint, "sent", operation, "streamed")
+        told = self._delivered(bound, operation)
+
+        def delivered(whole: bool) -> None:
+            relay.close()
+            told(whole)
+
+        return of_answer(
+            relay.head, operation, "sent", delivered, stream=relay.chunks(), length=relay.length
+        )
+
+    async def with_fields(self, call: Governed | None, refusal: Refusal) -> Refusal:
+        """Name the fields that differ, where the earlier request is still kept."""
+        key = refusal.operation
+        if refusal.code not in ("operation-mismatch", "key-reused") or key is None or call is None:
+            return refusal
+        operation = self._ledger.get(key)
+        stored = await self._ledger.request_of(key)
+        if operation is None or stored is None or stored.body.data is None:
+            return refusal
+        noise = noise_of(call.endpoint, call.caller_key)
+        headers = call.endpoint.headers
+        try:
+            mine = placed(call.bare, call.endpoint, operation.intent)
+            fields = differences(
+                canonical(stored, noise=noise, headers=headers),
+                canonical(mine, noise=noise, headers=headers),
+            )
+        except (DuplicateMember, CannotPlace):
+            return refusal
+        return replace(refusal, fields=fields[:FIELDS_MAX])
+
+    def impatient(self, bound: Bound, decision: Decision | None = None) -> Reply:
+        if isinstance(decision, Hold) and decision.seconds is not None:
+            return self.refuse(decision.otherwise, bound.endpoint)
+        operation = self._engine.load(bound).operation
+        unknown = operation is not None and operation.state is State.UNKNOWN
+        refusal = Refusal(
+            "outcome-unknown" if unknown else "operation-in-progress",
+            "It is still being settled." if unknown else "Its answer has not come yet.",
+            operation=operation.key if operation else f"{bound.base}/v{bound.ask.version}",
+            state=str(operation.state) if operation is not None else None,
+            retry_after=RETRY_AFTER,
+        )
+        return self.refuse(refusal, bound.endpoint)
+
+    def refuse(self, refusal: Refusal, endpoint: Endpoint | None) -> Reply:
+        service = endpoint.service if endpoint is not None else "none"
+        self._metrics.decided(service, endpoint.name if endpoint else "none", "refused")
+        log.info("refused", code=refusal.code, operation=refusal.operation, detail=refusal.detail)
+        if endpoint is not None and endpoint.refusal is not None:
+            refusal = replace(refusal, shape=endpoint.refusal)
+        attempts = None
+        if refusal.operation is not None:
+            with contextlib.suppress(Damaged):
+                operation = self._ledger.get(refusal.operation)
+                attempts = len(operation.attempts) if operation is not None else 0
+        return problem(refusal, attempts=attempts)
+
+    def _decided(self, endpoint: Endpoint, outcome: str, operation: Operation, reason: str) -> None:
+        self._metrics.decided(endpoint.service, endpoint.name, outcome)
+        log.info(
+            "answered",
+            operation=operation.key,
+            outcome=outcome,
+            reason=reason,
+            attempts=len(operation.attempts),
+        )
+
+    def _suppressed(self, endpoint: Endpoint, how: str) -> None:
+        self._metrics.suppressed(endpoint.service, endpoint.name, how)
 
 
 def of_answer(
-    answer: Answer,
+    answer: HttpAnswer,
     operation: Operation,
     how: str,
     delivered: Callable[[bool], None],
@@ -73,3 +210,7 @@ def of_answer(
     return Reply(
         answer.status, answer.reason, (*headers, *added), body, length=length, delivered=delivered
     )
+
+
+def nobody_asks(whole: bool) -> None:
+    """For answers whose delivery decides nothing."""

@@ -141,7 +141,7 @@ class OperationService:
         try:
             operation = self._ledger.get(key)
         except Damaged as error:
-            raise ServiceError("damaged", f"The ledger's record fails its check: {error}") from error
+            raise ServiceError("damaged", f"Its record fails its check: {error}") from error
         if operation is None:
             raise ServiceError(
                 "not-found", "No operation has this key. A key is RUN/STEP/OPERATION/vN."
@@ -174,7 +174,7 @@ def detail(operation: Operation) -> dict[str, Any]:
                 "reason": attempt.reason,
                 "status": attempt.status,
                 "keyed": attempt.keyed,
-                "credentialed": attempt.credentialed,
+                "credentialed": attempt.credential is not None,
             }
             for attempt in operation.attempts
         ],
@@ -220,12 +220,12 @@ def describe_rules(services: Sequence[Service]) -> list[dict[str, Any]]:
 
 
 def settles_by(endpoint: Endpoint) -> str:
-    """What can find out how a lost call ended: key, query, key+query, or only a person; - for a
-    read, which has no effect to find out about."""
+    """What settles a lost call: key, query, key+query, re-send (the same write again does no harm),
+    or only a person; - for a read, which has no effect to find out about."""
     if endpoint.effect == "read":
         return "-"
     ways = [way for way, there in (("key", endpoint.key), ("query", endpoint.reconcile)) if there]
-    return "+".join(ways) or "person"
+    return "+".join(ways) or ("re-send" if endpoint.idempotent else "person")
 
 
 def _check_resolvable(operation: Operation, resolution: Resolution) -> None:
@@ -248,8 +248,8 @@ _WHY_NOT = {
     "not_applied": "It is known to have had no effect, and the next call will be sent; "
     "all that can be said of it is abandoned.",
     "awaiting_approval": "Nothing was sent: there is nothing to resolve.",
-    "succeeded": "It has succeeded; only an unknown operation can be resolved.",
-    "failed": "It has failed, without an effect; only an unknown operation can be resolved.",
+    "succeeded": "It has succeeded. Only an unknown operation can be resolved.",
+    "failed": "It has failed, without an effect. Only an unknown operation can be resolved.",
 }
 
 

@@ -29,6 +29,16 @@ from proxy.resolution import RESOLUTIONS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+NEXT = {
+    "lag": "wait: it is too early to conclude that the effect is absent",
+    "credentials": "repeat the call: a query needs its credentials, which are not stored",
+    "query_failed": "look at the API: it did not answer the query; it is asked again",
+    "no_query": "look at the service yourself, then use onceproxy resolve",
+    "ambiguous": "look at the service yourself, then use onceproxy resolve",
+    "key_expired": "look at the service yourself, then use onceproxy resolve",
+}
+"""What to do about an unknown operation, by ``blocked_by``; docs/operating.md says more."""
+
 
 def _talks(command: F) -> F:
     """Turns what the control API may answer into messages and exit codes."""
@@ -174,7 +184,10 @@ def resolve(
 @with_config
 @_talks
 def reconcile(loaded: Loaded, key: str, as_json: bool) -> None:
-    """Ask the API once more whether the effect exists."""
+    """Ask the API once more whether the effect exists.
+
+    The operation is printed as it is then. It may still be unknown; `next` says what can be done.
+    """
     _done(ControlClient(loaded.config).post(operation_path(key, "/reconcile"), {}), as_json)
 
 
@@ -202,10 +215,19 @@ def _print_operation(operation: dict[str, Any]) -> None:
     ):
         if operation.get(name) not in (None, ""):
             click.echo(f"{name:13} {visible(operation[name])}")
+    if operation["state"] == "unknown" and operation.get("blocked_by") in NEXT:
+        click.echo(f"{'next':13} {NEXT[operation['blocked_by']]}")
     for attempt in operation.get("attempt_list", ()):
-        end = attempt["end"] or "under way"
-        reason = visible(attempt["reason"])
-        click.echo(f"{'attempt':13} {attempt['number']}: {end} {reason}".rstrip())
+        click.echo(f"{'attempt':13} {attempt['number']}: {_end_of(attempt, operation)}")
+
+
+def _end_of(attempt: dict[str, Any], operation: dict[str, Any]) -> str:
+    """How an attempt ended; its reason is older where a look or a person decided afterwards."""
+    end, reason = attempt["end"] or "under way", visible(attempt["reason"])
+    if not reason:
+        return str(end)
+    later = operation.get("how") in ("found", "resolved") and end in ("succeeded", "decided")
+    return f"{end}, {operation['how']}; before that: {reason}" if later else f"{end}: {reason}"
 
 
 def _moment(seconds: float) -> str:

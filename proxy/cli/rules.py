@@ -33,7 +33,7 @@ def rules() -> None:
     """List, test and explain rules."""
 
 
-@rules.command("list")
+@rules.command("list", short_help="List the endpoints of all rule files.")
 @json_option
 @with_config
 def list_rules(loaded: Loaded, as_json: bool) -> None:
@@ -62,12 +62,13 @@ def list_rules(loaded: Loaded, as_json: bool) -> None:
     )
 
 
-@rules.command()
+@rules.command(short_help="Run the examples of rule files.")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 @with_config
 def test(loaded: Loaded, files: Sequence[Path], as_json: bool) -> None:
-    """Run the examples of FILES, or of all rule files; exits with 1 if one fails."""
+    """Run the examples of FILES, or of all rule files. Exits with 1 if one fails, with 3 if a file
+    is faulty."""
     try:
         results = run_examples(_read(loaded, files))
     except RuleErrors as error:
@@ -79,7 +80,8 @@ def test(loaded: Loaded, files: Sequence[Path], as_json: bool) -> None:
         for result in failed:
             for problem in result.problems:
                 click.echo(f"{result.title}: {problem}")
-        click.echo(f"{len(results)} examples, {len(failed)} failed")
+        examples = "1 example" if len(results) == 1 else f"{len(results)} examples"
+        click.echo(f"{examples}, {len(failed)} failed")
     sys.exit(CHECK_FAILED if failed else 0)
 
 
@@ -93,7 +95,10 @@ def test(loaded: Loaded, files: Sequence[Path], as_json: bool) -> None:
 def explain(
     loaded: Loaded, method: str, url: str, headers: Sequence[str], data: str, as_json: bool
 ) -> None:
-    """Say what would be done with a call, and why. Nothing is sent."""
+    """Say what would be done with a call, and why. Nothing is sent.
+
+    For a rule directory that the configuration does not name: --set rules=DIRECTORY.
+    """
     body = Path(data[1:]).read_bytes() if data.startswith("@") else data.encode()
     try:
         lines = explain_call(
@@ -102,7 +107,8 @@ def explain(
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
+        example = "https://api.example.com/v1/things"
+        raise click.UsageError(f"URL is a whole http or https URL, such as {example}") from error
     if as_json:
         print_json([{"name": name, "value": value} for name, value in lines])
         return
@@ -110,7 +116,7 @@ def explain(
         click.echo(f"{name + ':':18} {visible(value)}")
 
 
-@rules.command()
+@rules.command(short_help="Begin a rule file.")
 @click.argument("service")
 @click.option("--host", required=True, help="Where it is called, such as api.example.com.")
 @click.option(

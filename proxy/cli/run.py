@@ -32,7 +32,9 @@ NOT_EXECUTABLE = 126
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--run-id", help="Name of the run; the same again resumes it.  [default: a new one]")
-@click.option("--step", help="Name of the one step of this process; auto: one for each different call.")
+@click.option(
+    "--step", help="Name of this process's one step; auto: a step for each different call."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_config
 @click.pass_context

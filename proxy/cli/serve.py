@@ -92,7 +92,10 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 
 def _why(error: OSError, loaded: Loaded) -> Sequence[str]:
     if error.errno == errno.EADDRINUSE:
-        return (f"{error.strerror}: another program listens there; choose another with --listen",)
+        return (
+            f"{error.strerror}: another program listens there; choose another address with "
+            "--listen or --control",
+        )
     if error.filename is not None:
         return (f"{error.filename}: {error.strerror}", f"state_dir is {loaded.config.state_dir}")
     return (str(error),)

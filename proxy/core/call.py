@@ -119,7 +119,7 @@ class Governed:
             fresh=True,
             arrived_at=arrived_at,
             attempts_before=attempts_before,
-            credentialed=bool(self.credentials),
+            credential=self.credential,
             body_sha256=body_sha256,
             needs_approval=self.needs_approval,
         )
@@ -132,7 +132,7 @@ def unruled_endpoint(request: Request) -> Endpoint:
         name="content",
         match=None,
         digest="",
-        idempotent=request.method in ("PUT", "DELETE"),
+        idempotent=effective_method(request) in ("PUT", "DELETE"),
     )
 
 
@@ -194,6 +194,7 @@ def name(
     params = matched.params if matched else {}
     bare, credentials = split(request)
     own_key = _key_that_stays(request, endpoint)
+    digest_key = policy.digest_key
     try:
         canon = canonical(bare, noise=noise_of(endpoint, own_key), headers=endpoint.headers)
     except DuplicateMember as error:
@@ -214,7 +215,7 @@ def name(
     else:
         step = encode_part(step)
     account = account_of(request, endpoint.account)
-    digest_key = policy.digest_key
+    whose = _credential_digest(digest_key, credentials) if credentials else None
     return Governed(
         run=encode_part(call.run),
         step=step,
@@ -230,11 +231,11 @@ def name(
         canonical=canon,
         fingerprint=canon.digest(),
         core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else canon.digest(),
-        account=keyed_digest(digest_key, "account", account) if account is not None else None,
-        credential=_credential_digest(digest_key, credentials) if credentials else None,
+        account=_account_digest(digest_key, endpoint, account),
+        credential=whose,
         caller_key=own_key,
         caller_key_digest=(
-            keyed_digest(digest_key, "key", endpoint.service, account or "", own_key)
+            keyed_digest(digest_key, "key", endpoint.service, account or whose or "", own_key)
             if own_key is not None
             else None
         ),
@@ -242,10 +243,16 @@ def name(
     )
 
 
+def _account_digest(digest_key: bytes, endpoint: Endpoint, account: str | None) -> str | None:
+    """Where the rule says what selects the account, "none named" is an account like any other."""
+    if endpoint.account is None:
+        return None
+    return keyed_digest(digest_key, "account", *([] if account is None else [account]))
+
+
 @lru_cache(maxsize=256)  # an agent has few credentials and sends them with every call
-def _credential_digest(digest_key: bytes, credentials: Credentials) -> str | None:
-    who = principal(credentials)
-    return keyed_digest(digest_key, "credential", who) if who is not None else None
+def _credential_digest(digest_key: bytes, credentials: Credentials) -> str:
+    return keyed_digest(digest_key, "credential", principal(credentials) or "")
 
 
 def _operation_name(
@@ -286,6 +293,8 @@ def noise_of(endpoint: Endpoint, own_key: str | None) -> tuple[str, ...]:
         return endpoint.noise
     if key.place == "query":
         return (*endpoint.noise, f"query.{key.name}")
+    if key.place == "graphql":
+        return (*endpoint.noise, f"body.variables.{key.name}")
     if key.place in ("json", "form", "body"):
         return (*endpoint.noise, f"body.{key.name}")
     return endpoint.noise

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.core.call import Governed
 from proxy.core.keys import render
+from proxy.core.matching import effective_method
 from proxy.core.model import Request, without
 from proxy.core.operation import Intent, Operation
 from proxy.core.placement import CannotPlace, put_key, put_marker
@@ -37,13 +38,15 @@ def intend(
     secrets: Sequence[bytes],
     now: float,
     kept_body: int,
+    key: str | None = None,
 ) -> Intended:
     """``base``: RUN/STEP/OPERATION. ``secrets``: those that make upstream keys, the first one for
     new operations; empty means the keys are plain functions of the operation key. ``kept_body``:
-    largest body to be kept, bytes."""
+    largest body to be kept, bytes.
+    ``key``: the upstream key of this very version, where an earlier attempt of it had one."""
     secret = secrets[0] if secrets else None
     request, notes = call.bare, []
-    key = call.caller_key
+    own, key = key, call.caller_key
     endpoint = call.endpoint
     inherited = _inherited(previous, call)
     key_version = inherited.key_version if inherited is not None else version
@@ -54,7 +57,9 @@ def intend(
     if endpoint.key is not None:
         key_place = (endpoint.key.place, endpoint.key.name)
         if key is None and changes:
-            if inherited is not None and inherited.upstream_key is not None:
+            if own is not None:
+                key = own
+            elif inherited is not None and inherited.upstream_key is not None:
                 key = inherited.upstream_key
             else:
                 key = _upstream_key(endpoint.key, f"{base}/v{version}", secret)
@@ -89,12 +94,14 @@ def intend(
         keeps=endpoint.key.keeps if endpoint.key is not None else "unstated",
         account=call.account,
         credential=call.credential,
+        named=call.named_by_caller,
         body_sha256=request.body.sha256,
         body_size=request.body.size,
         body_kept=request.body.size <= kept_body and endpoint.store == "full",
         epoch=epoch,
         mode=call.mode,
-        idempotent=endpoint.idempotent,
+        # An override header makes another request of it than the rule speaks of.
+        idempotent=endpoint.idempotent and effective_method(request) == request.method,
     )
     operation = Operation(
         run=call.run,
@@ -159,12 +166,33 @@ def readable(request: Request) -> Request:
 
 
 def placed(request: Request, endpoint: Endpoint, intent: Intent) -> Request:
-    """A caller's request with the marks of a stored intent, as the first attempt had them."""
-    if endpoint.signed != "none" or intent.mode != "enforce":
+    """A caller's request with the marks of a stored intent, in the places that they had then.
+    Raises CannotPlace."""
+    if intent.mode != "enforce":
         return request
-    if endpoint.key is not None and intent.upstream_key is not None:
-        request = put_key(request, endpoint.key, intent.upstream_key, endpoint.match)
-    if endpoint.marker is not None and intent.marker is not None:
+    if intent.upstream_key is not None and intent.key_place is not None:
+        place, name = intent.key_place
+        spec = endpoint.key if endpoint.key is not None else KeySpec(place, name)
+        spec = replace(spec, place=place, name=name)
+        request = put_key(request, spec, intent.upstream_key, endpoint.match)
+    if intent.marker is not None and endpoint.marker is not None and same_marker(endpoint, intent):
         names = {"key": intent.marker}
         request = put_marker(request, endpoint.marker, intent.marker, names, endpoint.match)
     return request
+
+
+def same_marker(endpoint: Endpoint, intent: Intent) -> bool:
+    """Whether the rule still has its marker where the stored request carries it."""
+    marker = endpoint.marker
+    return marker is not None and intent.marker_place == (marker.place, marker.name)
+
+
+def mark(endpoint: Endpoint, intent: Intent) -> str | None:
+    """The text by which a lookup knows the operation. Where the rule has a marker that the request
+    does not carry there is none: the key was written elsewhere, and not finding it proves
+    nothing."""
+    if endpoint.marker is not None:
+        return intent.marker if same_marker(endpoint, intent) else None
+    if endpoint.key is None or intent.key_place != (endpoint.key.place, endpoint.key.name):
+        return None
+    return intent.upstream_key

@@ -66,6 +66,7 @@ class End(enum.StrEnum):
 
 
 UNDECIDED = (None, End.UNKNOWN)
+RULE = "rule"  # stands for the credential of a rule's ``auth``, which is no caller's
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One send. ``keyed``: it carried the intent's upstream key. ``credentialed``: it carried a
-    credential, so that a later lookup needs one too."""
+    """One send. ``keyed``: it carried the intent's upstream key. ``credential``: a keyed digest of
+    the caller's, RULE for one of the rule's own, None where it had none."""
 
     number: int
     started_at: float
     keyed: bool
-    credentialed: bool
+    credential: str | None = None
     end: End | None = None
     ended_at: float | None = None
     reason: str = ""
@@ -114,8 +115,9 @@ class Intent:
     marker_place: tuple[str, str] | None = None
     valid_for: float | None = None
     keeps: str = "unstated"
-    account: str | None = None  # keyed digest
+    account: str | None = None  # keyed digest, also of "none named"; None: the rule is silent
     credential: str | None = None  # keyed digest of the whole credential; a change is recorded
+    named: bool = False  # by an X-Operation-Id
     body_sha256: str = ""
     body_size: int = 0
     body_kept: bool = True
@@ -161,15 +163,16 @@ class Operation:
     delivered_epoch: int | None = None  # newest epoch in which a caller got the answer
     caller_key: str | None = None  # keyed digest of a business key the caller sent
     revision: int = 0  # of the stored row; 0 = not stored yet
+    # Asked for some fifteen times per call, so they are made once; ``changed`` carries them.
+    base: str = field(init=False, repr=False, compare=False)
+    """RUN/STEP/OPERATION; its parts are already percent-encoded."""
+    key: str = field(init=False, repr=False, compare=False)
+    """RUN/STEP/OPERATION/vN, the operation key."""
 
-    @property
-    def base(self) -> str:
-        return f"{self.run}/{self.step}/{self.name}"
-
-    @property
-    def key(self) -> str:
-        """RUN/STEP/OPERATION/vN, the operation key; its parts are already percent-encoded."""
-        return f"{self.base}/v{self.version}"
+    def __post_init__(self) -> None:
+        base = f"{self.run}/{self.step}/{self.name}"
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "key", f"{base}/v{self.version}")
 
     @property
     def undecided(self) -> bool:
@@ -198,8 +201,8 @@ _PUTS = tuple(_PUT.values())
 
 
 def changed(operation: Operation, **changes: Any) -> Operation:
-    """A copy with other values. It is made several times for every call, and ``replace`` takes
-    three times as long for so many fields."""
+    """A copy with other values, of the same key: what makes the key never changes. It is made
+    several times for every call, and ``replace`` takes three times as long for so many fields."""
     copy: Operation = object.__new__(Operation)
     for put, value in zip(_PUTS, _TAKE(operation), strict=True):
         put(copy, value)
@@ -342,7 +345,7 @@ def _started(operation: Operation, event: Event) -> Operation:
         number=number,
         started_at=event.at,
         keyed=bool(event.data.get("keyed", False)),
-        credentialed=bool(event.data.get("credentialed", False)),
+        credential=event.data.get("credential"),
     )
     return _fold(operation, (*operation.attempts, attempt), event)
 

@@ -58,8 +58,10 @@ def _answered(
     earlier = [a for a in operation.attempts if a.number != attempt and a.undecided]
     this = next(a for a in operation.attempts if a.number == attempt)
     means = verdict.means
-    if means == "rejected" and operation.method == "DELETE" and status == 404 and earlier:
-        means = "succeeded"  # gone: the earlier attempt took it away
+    gone = means == "rejected" and operation.method == "DELETE" and status == 404
+    if gone and earlier and all(a.credential == this.credential for a in earlier):
+        # The earlier attempt took it away. Another credential might merely not see it.
+        means = "succeeded"
     data: dict[str, object] = {"attempt": attempt, "status": status, "reason": verdict.reason}
     notes: tuple[Event, ...] = ()
     if verdict.replayed:
@@ -147,12 +149,17 @@ def lookup_ended(
     *,
     adopted_by: str | None,
     marked: bool,
+    same_view: bool,
 ) -> Learned:
     """Events for the end of one lookup. ``watch`` is as it was when the lookup began;
-    ``adopted_by`` is another operation that already owns the object found."""
+    ``adopted_by`` is another operation that already owns the object found; ``marked``: the request
+    carried what the lookup looks for; ``same_view``: the lookup has the attempts' credential."""
     match verdict:
         case Found() if adopted_by is not None:
             data = {"count": 1, "reason": "another operation already owns the object found"}
+            return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
+        case Found() if lookup.by == "content" and verdict.external_id is None:
+            data = {"count": 1, "reason": "the object found has no id that tells it from others"}
             return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
         case Found():
             data = {
@@ -169,6 +176,12 @@ def lookup_ended(
             data = {"blocked_by": blocked_by, "reason": reason}
             return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),), failed=True)
         case NoneFound():
+            if not same_view:
+                data = {
+                    "blocked_by": "credentials",
+                    "reason": "nothing found, but with another credential than it was sent with",
+                }
+                return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
             return _nothing(lookup, watch, at, marked, 2 if verdict.shifting else 1)
 
 

@@ -1,8 +1,8 @@
 """One batch, one transaction: rows, events, contents and chains, run whole on the writing thread.
 
-The transaction never spans two calls, so a cancelled task cannot leave it open. A change that finds
-another revision is told Conflict and leaves no trace; the others of its batch are not touched by
-that. Whatever else goes wrong undoes the batch. What is remembered between batches (the next event
+The transaction never spans two calls, so a cancelled task cannot leave it open. The usual rows go
+together (``bulk``), the others one by one: there a change that finds another revision is told
+Conflict and leaves no trace, and the others of its batch are not touched by that. Whatever else goes wrong undoes the batch. What is remembered between batches (the next event
 number, the last hashes) is forgotten after any failure and read again, because a COMMIT that was
 reported as failed may have landed.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from proxy.clock import Clock
 from proxy.core.operation import changed, evolve
 from proxy.ledger.base import Conflict, Damaged, LedgerError, RunRow
+from proxy.ledger.bulk import BulkRows, Insert, Unusual
 from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
 from proxy.ledger.codec import (
     COLUMNS,
@@ -51,23 +52,23 @@ _MOVING = tuple(c for c in COLUMNS if c not in _IDENTITY + _STEADY)
 _CONTENTS = "request_id = ?, answer_id = ?"
 UPDATE = (
     f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _MOVING)}, {_CONTENTS}"
-    f" WHERE rowid = ? AND {' AND '.join(f'{c} IS ?' for c in _STEADY)}"
+    f" WHERE id = ? AND {' AND '.join(f'{c} IS ?' for c in _STEADY)}"
 )
 _ALL = tuple(c for c in COLUMNS if c not in _IDENTITY)
 UPDATE_ALL = (
     f"UPDATE operations SET {', '.join(f'{c} = ?' for c in _ALL)}, place = ?,"
-    f" {_CONTENTS} WHERE rowid = ?"
+    f" {_CONTENTS} WHERE id = ?"
 )
 _AT = {column: number for number, column in enumerate(COLUMNS)}
 _MOVING_AT = tuple(_AT[c] for c in _MOVING)
 _STEADY_AT = tuple(_AT[c] for c in _STEADY)
 _ALL_AT = tuple(_AT[c] for c in _ALL)
 
-BEFORE = "SELECT rowid, state, request_id, answer_id FROM operations WHERE key = ? AND revision = ?"
+BEFORE = "SELECT id, state, request_id, answer_id FROM operations WHERE key = ? AND revision = ?"
 TALLY = "UPDATE tallies SET number = number + ? WHERE state = ?"
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM operations"
-INSERT_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-INSERT_CONTENT = "INSERT INTO contents VALUES (?, ?, ?, ?)"
+INSERT_EVENTS = Insert("events", 9)
+INSERT_CONTENTS = Insert("contents", 4)
 INSERT_RUN = (
     f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"
     " ON CONFLICT (run) DO NOTHING"
@@ -93,10 +94,12 @@ class BatchWriter:
         self._next = 1
         self._head = START
         self._runs: dict[str, bytes] = {}
+        self._rows = BulkRows()
 
     def forget(self) -> None:
         """Read the end of the history again before the next batch."""
         self._known = False
+        self._rows.forget()
 
     def write(self, db: sqlite3.Connection, batch: Sequence[Entry]) -> None:
         """Make a batch durable. Conflicts are left in ``Entry.failure``. Raises LedgerError."""
@@ -116,16 +119,30 @@ class BatchWriter:
         events: list[EventTuple] = []
         contents: list[tuple[int, str, str, bytes]] = []
         moved: Counter[str] = Counter()
+        written = self._write_rows(db, batch, moved)
         for entry in batch:
-            self._apply(db, entry, moved, events, contents)
+            self._apply(db, entry, written, moved, events, contents)
         if events:
             self._head = batch_head(self._head, [event[7] for event in events])
             events[-1] = (*events[-1][:8], self._head)
-            db.executemany(INSERT_EVENT, events)
+            INSERT_EVENTS.run(db, events)
         if contents:
-            db.executemany(INSERT_CONTENT, contents)
+            INSERT_CONTENTS.run(db, contents)
         db.executemany(TALLY, [(n, state) for state, n in moved.items() if n])
         db.execute("COMMIT")
+
+    def _write_rows(
+        self, db: sqlite3.Connection, batch: Sequence[Entry], moved: Counter[str]
+    ) -> set[str]:
+        """Write what can go together; its keys."""
+        try:
+            return self._rows.write(db, batch, moved)
+        except Unusual:
+            db.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
+            self._rows.forget()
+            moved.clear()
+            return set()
 
     def _undo(self, db: sqlite3.Connection) -> None:
         self.forget()
@@ -145,6 +162,7 @@ class BatchWriter:
         self,
         db: sqlite3.Connection,
         entry: Entry,
+        written: set[str],
         moved: Counter[str],
         events: list[EventTuple],
         contents: list[tuple[int, str, str, bytes]],
@@ -154,12 +172,14 @@ class BatchWriter:
             return
         row: bytes | None = None
         if entry.operation is not None:
-            failure = _store(db, entry, moved)
-            if failure is not None:
-                entry.failure = failure
-                return
+            if entry.key not in written:
+                self._rows.forget(entry.key)
+                entry.failure = _store(db, entry, moved)
+                if entry.failure is not None:
+                    return
             row = entry.row[-1]
         elif entry.moves is not None:
+            self._rows.forget(entry.key)
             row = _move(db, entry)
         if not entry.events:
             return

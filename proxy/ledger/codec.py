@@ -14,6 +14,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -64,6 +65,8 @@ RUN_COLUMNS = (
     "hash",
 )
 
+REMEMBERED = 1024  # intents as text, and operations read, at hand: 1 to 3 MB each
+
 Row = tuple[Any, ...]
 
 
@@ -102,18 +105,48 @@ def encode(operation: Operation) -> Row:
         float(operation.updated_at),
         operation.delivered_epoch,
         operation.revision,
-        dumps(_sparse(intent, _INTENT)),
-        dumps([_sparse(attempt, _ATTEMPT) for attempt in operation.attempts]),
-        None if outcome is None else dumps(_sparse(outcome, _OUTCOME)),
+        _intents.text_of(intent),
+        dumps([_ATTEMPT.sparse(attempt) for attempt in operation.attempts]),
+        None if outcome is None else dumps(_OUTCOME.sparse(outcome)),
     )
     return (*columns, row_hash(columns))
 
 
-def decode(row: Sequence[Any]) -> Operation:
+def decode(row: Row) -> Operation:
     """The operation of a row. Raises Damaged when it does not fit its hash."""
-    if row_hash(tuple(row[:-1])) != row[-1]:
+    _check(row)
+    return _parsed(row)
+
+
+class Reader:
+    """Decodes rows, each checked against its hash; one that was read or written a moment ago is not
+    parsed again, since a frozen operation can be given out twice."""
+
+    def __init__(self) -> None:
+        self._read: dict[bytes, Operation] = {}
+
+    def decode(self, row: Row) -> Operation:
+        """Raises Damaged."""
+        _check(row)
+        known = self._read.get(row[-1])
+        if known is None:
+            known = _parsed(row)
+            self.remember(row[-1], known)
+        return known
+
+    def remember(self, digest: bytes, operation: Operation) -> None:
+        """``digest``: the hash of its row, as ``encode`` made it."""
+        if len(self._read) >= REMEMBERED:
+            del self._read[next(iter(self._read))]
+        self._read[digest] = operation
+
+
+def _check(row: Row) -> None:
+    if row_hash(row[:-1]) != row[-1]:
         raise Damaged(f"the ledger's row of {_name(row[0])} does not fit its hash: it was damaged")
-    outcome = None if row[21] is None else Outcome(**loads(row[21]))
+
+
+def _parsed(row: Row) -> Operation:
     return Operation(
         run=row[1],
         step=row[2],
@@ -123,7 +156,7 @@ def decode(row: Sequence[Any]) -> Operation:
         endpoint=row[6],
         method=row[7],
         url=untext(row[8]),
-        state=State(row[9]) if row[9] else None,
+        state=_STATES[row[9]],
         blocked_by=row[10],
         caller_key=row[13],
         created_at=row[15],
@@ -131,8 +164,8 @@ def decode(row: Sequence[Any]) -> Operation:
         delivered_epoch=row[17],
         revision=row[18],
         intent=_intent(loads(row[19])),
-        attempts=tuple(_attempt(attempt) for attempt in loads(row[20])),
-        outcome=outcome,
+        attempts=tuple(map(_attempt, loads(row[20]))),
+        outcome=None if row[21] is None else Outcome(**loads(row[21])),
     )
 
 
@@ -147,7 +180,11 @@ def place_code(url: str) -> int:
 
 
 def _started_at(attempts: Sequence[Attempt]) -> float | None:
-    return max((float(a.started_at) for a in attempts if a.maybe_sent), default=None)
+    newest: float | None = None
+    for attempt in attempts:
+        if attempt.maybe_sent and (newest is None or attempt.started_at > newest):
+            newest = float(attempt.started_at)
+    return newest
 
 
 # Runs
@@ -189,7 +226,10 @@ def next_epoch(row: Sequence[Any]) -> Row:
 
 
 def encode_event(event: Event) -> EventRow:
-    return EventRow(event.kind.value, float(event.at), dumps(dict(event.data)))
+    data = event.data
+    return EventRow(
+        event.kind.value, float(event.at), dumps(data if type(data) is dict else dict(data))
+    )
 
 
 def decode_event(kind: str, at: float, data: str) -> Event:
@@ -228,7 +268,7 @@ def _pack(meta: list[Any], body: Body | None) -> bytes:
     """One line of JSON, then the bytes of the body."""
     data = _bytes(body)
     about = None if body is None else [body.size, body.sha256, data is not None]
-    return b"".join((dumps([meta, about]).encode(), b"\n", data or b""))
+    return b"".join((_json([meta, about]), b"\n", data or b""))
 
 
 def _unpack(packed: bytes) -> tuple[list[Any], Body | None]:
@@ -249,7 +289,7 @@ def _bytes(body: Body | None) -> bytes | None:
 
 
 def _headers(pairs: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in pairs)
+    return tuple([(name, value) for name, value in pairs])
 
 
 # JSON and text
@@ -257,13 +297,17 @@ def _headers(pairs: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def dumps(value: Any) -> str:
     """JSON of any value made of the usual types; what orjson cannot say goes the standard way."""
+    return _json(value).decode()
+
+
+def _json(value: Any) -> bytes:
     try:
         raw = orjson.dumps(value, default=_plain)
     except TypeError:  # lone surrogates, integers above 64 bits
-        return _slow_dumps(value)
+        return _slow_json(value)
     if b"null" in raw and _endless(value):  # orjson writes infinity as null
-        return _slow_dumps(value)
-    return raw.decode()
+        return _slow_json(value)
+    return raw
 
 
 def loads(data: str | bytes) -> Any:
@@ -288,8 +332,8 @@ def untext(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def _slow_dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=_plain)
+def _slow_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), default=_plain).encode()
 
 
 def _plain(value: Any) -> Any:
@@ -313,21 +357,53 @@ def _endless(value: Any) -> bool:
 # Dataclasses
 
 
-def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((f.name, f.default) for f in fields(kind))
+class _Form:
+    """How a dataclass becomes a JSON object without the fields that hold their default."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._names = tuple(f.name for f in fields(kind))
+        self._usual = tuple(f.default for f in fields(kind))
+        self._take = attrgetter(*self._names)
+
+    def sparse(self, value: Any) -> dict[str, Any]:
+        triples = zip(self._names, self._take(value), self._usual, strict=True)
+        return {
+            name: held for name, held, usual in triples if held is not usual and held != usual
+        }
 
 
-_INTENT = _defaults(Intent)
-_ATTEMPT = _defaults(Attempt)
-_OUTCOME = _defaults(Outcome)
+_INTENT = _Form(Intent)
+_ATTEMPT = _Form(Attempt)
+_OUTCOME = _Form(Outcome)
+_STATES: dict[str, State | None] = {"": None, **{state.value: state for state in State}}
+_ENDS = {end.value: end for end in End}
 
 
-def _sparse(value: Any, known: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    """The fields that differ from their default; a field without one is always there."""
-    return {name: held for name, usual in known if (held := getattr(value, name)) != usual}
+class _Intents:
+    """The text of intents, which go through two commits or more and are made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Intent, str]] = {}
+
+    def text_of(self, intent: Intent) -> str:
+        known = self._known.get(id(intent))
+        if known is not None and known[0] is intent:  # a number is used again after its object
+            return known[1]
+        data = _INTENT.sparse(intent)
+        if intent.core_fingerprint == intent.fingerprint:
+            del data["core_fingerprint"]  # of most endpoints
+        made = dumps(data)
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        self._known[id(intent)] = (intent, made)
+        return made
+
+
+_intents = _Intents()
 
 
 def _intent(data: dict[str, Any]) -> Intent:
+    data.setdefault("core_fingerprint", data["fingerprint"])
     for name in ("key_place", "marker_place"):
         if name in data:
             data[name] = tuple(data[name])
@@ -336,7 +412,7 @@ def _intent(data: dict[str, Any]) -> Intent:
 
 def _attempt(data: dict[str, Any]) -> Attempt:
     if "end" in data:
-        data["end"] = End(data["end"])
+        data["end"] = _ENDS[data["end"]]
     return Attempt(**data)
 
 

@@ -48,6 +48,7 @@ from proxy.ledger.batch import (
     explain,
 )
 from proxy.ledger.chain import START, Head, HeadFile, went_back
+from proxy.ledger.codec import COLUMNS
 from proxy.ledger.group import Entry, GroupCommit
 from proxy.ledger.lock import LockFile, network_file_system
 from proxy.ledger.schema import create_file, prepare, reader
@@ -55,12 +56,26 @@ from proxy.ledger.seal import Sealer, content_identity
 
 INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 
-_NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
+# With max(), SQLite takes the other columns from the row that has it, and sorts nothing.
+_NEWEST = f"SELECT {', '.join(COLUMNS)}, max(version) FROM operations WHERE key >= ? AND key < ?"
 _EVENTS = "SELECT seq, run, key, kind, at, data, hash FROM events"
-_NEWEST = f"{SELECT} WHERE key >= ? AND key < ? ORDER BY version DESC LIMIT 1"
+_HISTORY_OF_ANY = "SELECT 1 FROM events WHERE key >= ? AND key < ? AND row IS NOT NULL LIMIT 1"
+_HISTORY_OF = "SELECT 1 FROM events WHERE key = ? AND row IS NOT NULL LIMIT 1"
+_WIDTH = len(COLUMNS)
 _STEP = "SELECT 1 FROM operations WHERE run = ? AND step = ? LIMIT 1"
 _EXACT = f"{SELECT} WHERE key = ?"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
+
+_CONTENT = {
+    kind: f"SELECT o.{kind}_id, c.id, length(c.sealed), {{}} FROM operations o"
+    f" LEFT JOIN contents c ON c.id = o.{kind}_id WHERE o.key = ?"
+    for kind in ("request", "answer")
+}
+_SHORT = {
+    kind: sql.format(f"CASE WHEN length(c.sealed) <= {INLINE} THEN c.sealed END")
+    for kind, sql in _CONTENT.items()
+}
+_WHOLE = {kind: sql.format("c.sealed") for kind, sql in _CONTENT.items()}
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -114,6 +129,7 @@ class SqliteLedger:
         self._observe = observe
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         self._head_file = HeadFile(path.with_name(path.name + ".head"))
+        self._decoder = codec.Reader()  # of the loop's thread
         self._noted: dict[str, list[Entry]] = {}
         self._runs: dict[str, RunRow] = {}
         self._next_content = 1
@@ -188,9 +204,8 @@ class SqliteLedger:
             _remember(db, generation=self.generation, lives=lives, canary=canary)
         else:
             self.generation = now.generation
-        self._next_content = db.execute("SELECT coalesce(max(id), 0) + 1 FROM contents").fetchone()[
-            0
-        ]
+        last_content = db.execute("SELECT coalesce(max(id), 0) FROM contents").fetchone()[0]
+        self._next_content = last_content + 1
         return replace(now, generation=self.generation)
 
     # Point reads
@@ -201,13 +216,13 @@ class SqliteLedger:
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         newest: Operation | None = None
         for name in (base, *names):
-            found = self._known(_NEWEST, "key >= ? AND key < ?", _versions(name), name)
+            found = self._known(_NEWEST, _HISTORY_OF_ANY, _versions(name), name)
             if found is not None and (newest is None or found.version > newest.version):
                 newest = found
         return newest
 
     def get(self, key: str) -> Operation | None:
-        return self._known(_EXACT, "key = ?", (key,), key)
+        return self._known(_EXACT, _HISTORY_OF, (key,), key)
 
     def alike(self, lookalike: Lookalike) -> Sequence[Operation]:
         run, step, method, url = lookalike.run, lookalike.step, lookalike.method, lookalike.url
@@ -216,7 +231,7 @@ class SqliteLedger:
             " ORDER BY created_at DESC, rowid DESC",
             (run, step, codec.place_code(url), method, codec.text(url)),
         )
-        return [self._with_notes(codec.decode(row)) for row in rows]
+        return [self._with_notes(self._decoder.decode(row)) for row in rows]
 
     def by_caller_key(self, service: str, caller_key: str) -> Operation | None:
         return self._row(
@@ -288,11 +303,15 @@ class SqliteLedger:
         except (TypeError, ValueError) as error:
             raise LedgerError(f"{change.operation.key} cannot be stored: {error}") from error
         await group.submit(entry)
-        assert entry.operation is not None
-        return entry.operation
+        operation = entry.operation
+        assert operation is not None
+        if operation.outcome is not None:  # about to be replayed, if at all
+            self._decoder.remember(entry.row[-1], operation)
+        return operation
 
     def note(self, operation: Operation, event: Event) -> None:
-        moves = evolve(operation, event) != operation
+        after = evolve(operation, event)
+        moves = after is not operation and after != operation
         entry = Entry(
             run=operation.run,
             key=operation.key,
@@ -397,7 +416,8 @@ class SqliteLedger:
 
     def _with_notes(self, operation: Operation) -> Operation:
         """The operation as it will be once what was noted has landed, revision included."""
-        for entry in self._noted.get(operation.key, ()):
+        noted = self._noted.get(operation.key) if self._noted else None
+        for entry in noted or ():
             # ``landed`` is set before the COMMIT, so a row that has the note is told by it.
             if entry.moves and (entry.landed is None or operation.revision < entry.landed):
                 after = evolve(operation, entry.moves)
@@ -406,13 +426,15 @@ class SqliteLedger:
 
     def _row(self, sql: str, values: Sequence[Any]) -> Operation | None:
         rows = self._rows(sql, values)
-        return self._with_notes(codec.decode(rows[0])) if rows else None
+        if not rows or rows[0][0] is None:  # max() of nothing
+            return None
+        return self._with_notes(self._decoder.decode(rows[0][:_WIDTH]))
 
-    def _known(self, sql: str, where: str, values: Sequence[str], name: str) -> Operation | None:
+    def _known(self, sql: str, history: str, values: Sequence[str], name: str) -> Operation | None:
         """The operation of a row. Where there is none, the history must not know it either; a
         commit that lands between the two questions is found by asking for the row again."""
         found = self._row(sql, values)
-        if found is None and self._in_history(where, values):
+        if found is None and self._rows(history, values):
             found = self._row(sql, values)
             if found is None:
                 raise Damaged(f"the history knows {name}, but its row is gone: it was damaged")
@@ -426,19 +448,10 @@ class SqliteLedger:
         except FAULTS as error:
             raise explain(error) from error
 
-    def _in_history(self, where: str, values: Sequence[str]) -> bool:
-        known = f"SELECT 1 FROM events WHERE {where} AND row IS NOT NULL LIMIT 1"
-        return bool(self._rows(known, values))
-
     async def _content(self, key: str, kind: str) -> bytes | None:
-        sql = (
-            f"SELECT o.{kind}_id, c.id, length(c.sealed), {{}} FROM operations o"
-            f" LEFT JOIN contents c ON c.id = o.{kind}_id WHERE o.key = ?"
-        )
-        short = f"CASE WHEN length(c.sealed) <= {INLINE} THEN c.sealed END"
-        rows = self._rows(sql.format(short), (key,))
+        rows = self._rows(_SHORT[kind], (key,))
         if not rows:
-            if self._in_history("key = ?", (key,)):
+            if self._rows(_HISTORY_OF, (key,)):
                 raise Damaged(f"the history knows {key}, but its row is gone: it was damaged")
             return None
         number, stored, length, sealed = rows[0]
@@ -451,7 +464,7 @@ class SqliteLedger:
         identity = content_identity(key, kind, number)
         if sealed is not None:
             return self._sealer.unseal(sealed, identity)
-        rows = await self._apart(sql.format("c.sealed"), (key,))
+        rows = await self._apart(_WHOLE[kind], (key,))
         return await asyncio.to_thread(self._sealer.unseal, rows[0][3], identity)
 
     async def _list(self, sql: str, values: Sequence[Any]) -> list[Operation]:
@@ -483,8 +496,9 @@ class SqliteLedger:
 
 def _weight(change: Change) -> int:
     """Bytes of the bodies."""
-    parts = (change.request, change.answer)
-    return sum(part.body.size for part in parts if part is not None and part.body is not None)
+    request, answer = change.request, change.answer
+    size = 0 if request is None else request.body.size
+    return size if answer is None or answer.body is None else size + answer.body.size
 
 
 def _versions(base: str) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def compile_service(
     """None where something is wrong; ``problems`` says what."""
     before = len(problems.errors)
     if not model.service or not NAME_CHARACTERS.issuperset(model.service):
-        problems.error(("service",), "a name of letters, digits, - and _ (no dot)")
+        problems.error(("service",), "must be a name of letters, digits, - and _ (no dot)")
     hosts = tuple(_hosts(model.hosts, problems))
     _names_once(model, problems)
     endpoints = tuple(
@@ -77,7 +77,7 @@ def _names_once(model: schema.Service, problems: Problems) -> None:
     seen: set[str] = set(model.endpoints)
     for name, endpoint in model.endpoints.items():
         if not name or not allowed.issuperset(name):
-            problems.error(("endpoints", name), "a name of letters, digits, dots, - and _")
+            problems.error(("endpoints", name), "must be a name of letters, digits, dots, - and _")
         for index, old in enumerate(endpoint.was):
             if old in seen:
                 problems.error(
@@ -127,6 +127,8 @@ class _Compiler:
         shared = answers[len(model.answers) :]
         lookups = self._lookups(reader, key, marker, shared)
         self._advise(effect, answers)
+        if model.journal:
+            self.problems.error((*self.at, "journal"), "is not there yet; leave it out")
         idempotent = bool(match and match.method in ("PUT", "DELETE"))
         return rules.Endpoint(
             service=service.service,

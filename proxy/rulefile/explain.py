@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from proxy.core.matching import BadPath, Matched, RuleSet, effective_method
+from proxy.core.matching import READS, BadPath, Matched, RuleSet, effective_method
 from proxy.core.model import Headers
 from proxy.core.reconcile import choose
 from proxy.core.rules import Endpoint, KeySpec, Lookup
@@ -27,11 +27,11 @@ def explain(
     if matched is None:
         known = rules.knows_host(request.host, request.port)
         why = "no endpoint of its service fits" if known else "no rule names this host"
-        return [
-            ("endpoint", f"none: {why}"),
-            ("method", effective_method(request)),
-            ("protection", "by the `unruled` setting: the ledger alone, or none"),
-        ]
+        verb = effective_method(request)
+        protection = "none needed: a read is passed on"
+        if verb not in READS:
+            protection = "by the option `unruled`: the ledger alone, none, or refused"
+        return [("endpoint", f"none: {why}"), ("method", verb), ("protection", protection)]
     endpoint = matched.endpoint
     lines = [("endpoint", endpoint.title), ("effect", endpoint.effect), ("mode", endpoint.mode)]
     lines += [(name, value) for name, value in sorted(matched.params.items())]
@@ -45,7 +45,8 @@ def _of_write(matched: Matched) -> list[Line]:
     request = matched.view.request
     operation_key = f"{RUN_AND_STEP}/{endpoint.title}/v1"
     prepared = prepare(matched, request, operation_key)
-    lines = [("operation key", operation_key.replace(RUN_AND_STEP, "RUN/STEP"))]
+    told_apart = "~DIGEST" if endpoint.distinguish else ""
+    lines = [("operation key", f"RUN/STEP/{endpoint.title}{told_apart}/v1")]
     for path in endpoint.distinguish:
         lines.append(("told apart by", f"{path} = {_value(matched, path)}"))
     lines.append(("key", key_text(endpoint.key)))
@@ -95,12 +96,7 @@ def lookup_text(lookup: Lookup | None) -> str:
 
 
 def settles_by(endpoint: Endpoint) -> str:
-    """How an unknown outcome is settled: key, query, key and query, or person."""
-    ways = []
-    if endpoint.key is not None:
-        ways.append("key")
-    if endpoint.reconcile:
-        ways.append("query")
-    if not ways and endpoint.idempotent:
-        ways.append("idempotent re-send")
-    return " and ".join(ways) or "person"
+    """How an unknown outcome is settled, in the words of `rules list`: key, query, key+query,
+    re-send, or person."""
+    ways = [way for way, there in (("key", endpoint.key), ("query", endpoint.reconcile)) if there]
+    return "+".join(ways) or ("re-send" if endpoint.idempotent else "person")

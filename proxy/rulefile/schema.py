@@ -25,6 +25,7 @@ Mode = Literal["enforce", "observe", "pass"]
 Signed = Literal["none", "sigv4", "body", "headers"]
 AnswerFormat = Literal["json", "form", "xml", "jsonrpc"]
 
+DURATIONS = ("valid_for", "running", "settle", "expires")
 MAPPING, TEXT, LIST = "<mapping>", "<text>", "<list>"  # tags of unions; stripped from messages
 
 
@@ -303,7 +304,12 @@ def _message(detail: ErrorDetails, where: Where) -> str:
         case "literal_error":
             expected = str(detail["ctx"]["expected"]).replace("'", "")
             known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
+            if len(known) == 1:
+                mapping = "a mapping, or the word " if where[-1] in ("key", "refusal") else ""
+                return f"must be {mapping}{known[0]}"
             return f"must be one of {', '.join(known)}{did_you_mean(str(given), known)}"
+        case "string_type" if where[-1] in DURATIONS and type(given) is int:
+            return f"must have a unit, such as {given}s or {given}h"
         case "string_type":
             return f"must be text; write {given!r} in quotes" if _plain(given) else "must be text"
         case "bool_type":

@@ -29,7 +29,7 @@ from proxy.core.reconcile import (
 from proxy.core.rules import Endpoint
 from proxy.core.splice import read_pair
 from proxy.core.values import same, text_of
-from proxy.core.views import RequestView
+from proxy.core.views import MISSING, RequestView
 from proxy.rulefile import schema
 from proxy.rulefile.loader import RuleFile
 
@@ -81,8 +81,9 @@ def run_examples(files: Sequence[RuleFile]) -> list[ExampleResult]:
 def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
     """The request with marker and key in it. Nothing signed is changed."""
     endpoint = matched.endpoint
-    if endpoint.effect == "read" or endpoint.mode != "enforce" or endpoint.signed != "none":
-        return Prepared(request)
+    untouched = _why_untouched(endpoint)
+    if untouched is not None:
+        return Prepared(request, notes=(f"nothing is placed: {untouched}",))
     notes: list[str] = []
     marker = key = None
     if endpoint.marker is not None:
@@ -96,6 +97,16 @@ def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
     if endpoint.key is not None:
         request, key = _with_key(request, endpoint, operation_key, notes)
     return Prepared(request, key, marker, tuple(notes))
+
+
+def _why_untouched(endpoint: Endpoint) -> str | None:
+    if endpoint.effect == "read":
+        return "it is a read"
+    if endpoint.mode == "observe" and endpoint.confidence == "inferred":
+        return "an inferred rule observes, unless it says mode: enforce"
+    if endpoint.mode != "enforce":
+        return f"mode {endpoint.mode}"
+    return "the request is signed" if endpoint.signed != "none" else None
 
 
 def _with_key(
@@ -209,14 +220,14 @@ class _Example:
         elif isinstance(wanted, str):
             self._equal(where, wanted, given, prepared)
         elif wanted != given:
-            self.problems.append(f"{where}: expected {wanted!r}, it is {given!r}")
+            self.problems.append(f"{where}: expected {wanted!r}, {_it_is(given)}")
 
     def _equal(self, where: str, wanted: str, given: Any, prepared: Prepared) -> None:
         """``{key}`` is the key's text in the key's place and the marker's in the marker's."""
         texts = [t for t in (prepared.key, prepared.marker) if t is not None] or [""]
         if not any(same(given, wanted.replace("{key}", text)) for text in texts):
             notes = "".join(f" ({note})" for note in prepared.notes)
-            self.problems.append(f"{where}: expected {wanted!r}, it is {given!r}{notes}")
+            self.problems.append(f"{where}: expected {wanted!r}, {_it_is(given)}{notes}")
 
     def _answer(
         self, number: int, given: schema.ExampleAnswer, matched: Matched, prepared: Prepared
@@ -263,6 +274,10 @@ class _Example:
         found = verdict.external_id if isinstance(verdict, Found) else None
         if given.external_id not in (None, found):
             self.problems.append(f"{where}: expected external_id {given.external_id}, is {found}")
+
+
+def _it_is(given: Any) -> str:
+    return "there is none" if given is None or given is MISSING else f"it is {given!r}"
 
 
 def _means(verdict: LookupVerdict) -> tuple[str, str]:

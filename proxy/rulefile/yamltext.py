@@ -110,6 +110,8 @@ def _hint(error: yaml.MarkedYAMLError) -> str:
         return '; a text with ": " in it needs quotes'
     if "but got '{'" in problem:
         return "; a text with a brace in it needs quotes here"
+    if "'\\t'" in problem:
+        return "; indent with spaces, not with tabs"
     if "cannot start any token" in problem:
         return "; a text that starts with this character needs quotes"
     return ""

@@ -143,7 +143,7 @@ def test_a_new_rule_file_is_right_from_the_start(tmp_path: Path) -> None:
     assert run("rules", "new", "my-api", "--host", "*.my-api.example", *directory).exit_code == 0
     tested = run("rules", "test", str(tmp_path / "my-api.yaml"))
     assert tested.exit_code == 0, tested.output
-    assert "1 examples, 0 failed" in tested.output
+    assert "1 example, 0 failed" in tested.output
     assert run("rules", "new", "my-api", "--host", "x.example", *directory).exit_code == 1
     assert run("rules", "new", "my.api", "--host", "x.example", *directory).exit_code == 2
 

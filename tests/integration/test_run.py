@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -118,7 +119,8 @@ def test_without_a_run_id_one_is_made_and_the_way_to_resume_is_printed(
     state = ["--state-dir", str(proxy.state_dir)]
     done = onceproxy("run", *state, "--step", "auto", *python(POST, upstream.url + "/fresh"))
     assert done.returncode == 0, done.stderr
-    found = re.search(r"onceproxy run --run-id (run-\S+) --step auto -- ", done.stderr)
+    again = rf"onceproxy run {re.escape(shlex.join(state))} --run-id (run-\S+) --step auto -- "
+    found = re.search(again, done.stderr)
     assert found is not None
     assert f"{found[1]}/" in done.stdout
 

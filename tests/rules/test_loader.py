@@ -250,9 +250,9 @@ def test_a_call_is_explained() -> None:
 
     lines = dict(explain(rules, "post", "https://api.acme-pay.test/v1/refunds", form, b"charge=c"))
     assert lines["endpoint"] == "acme-pay.refunds.create"
-    assert lines["operation key"] == "RUN/STEP/acme-pay.refunds.create/v1"
+    assert lines["operation key"] == "RUN/STEP/acme-pay.refunds.create~DIGEST/v1"
     assert lines["key"] == "header Idempotency-Key, honoured for 24h"
-    assert lines["settles by"] == "key and query"
+    assert lines["settles by"] == "key+query"
     assert dict(explain(rules, "POST", "https://api.acme-pay.test/x"))["endpoint"].startswith(
         "none"
     )

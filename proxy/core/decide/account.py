@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from proxy.core.decide.decision import Question, Refuse
-from proxy.core.operation import State
+from proxy.core.decide.decision import Ask, Question, Refuse
+from proxy.core.operation import Operation, State
 from proxy.core.refusal import Refusal
 
 
 def other_account(question: Question) -> Refuse | None:
     operation = question.snapshot.operation
-    if operation is None or not question.ask.fresh:
+    if operation is None or not question.ask.fresh or same_account(question.ask, operation):
         return None
-    if operation.intent.account is None or operation.intent.account == question.ask.account:
-        # Where no rule says what selects the account, the run is trusted.
-        return None
-    if operation.state is State.NOT_APPLIED and not operation.ever_left:
-        return None  # nothing ever left under the first account
+    if operation.state is State.NOT_APPLIED:
+        return None  # nothing has taken effect under the first account
     return Refuse(
         "the operation belongs to another account",
         Refusal(
@@ -25,3 +22,15 @@ def other_account(question: Question) -> Refuse | None:
             state=str(operation.state),
         ),
     )
+
+
+def same_account(ask: Ask, operation: Operation) -> bool:
+    """Where no rule says what selects the account, the run is trusted."""
+    known = operation.intent.account
+    return known is None or ask.account is None or known == ask.account
+
+
+def same_credential(ask: Ask, operation: Operation) -> bool:
+    """Whether every undecided attempt went out with what this ask has. Only then does "nothing
+    there" mean the same to both: another credential may see another account."""
+    return all(a.credential == ask.credential for a in operation.attempts if a.undecided)

@@ -26,7 +26,8 @@ class Ask:
     fresh: bool
     arrived_at: float
     attempts_before: int
-    credentialed: bool  # this ask, the lending caller or the rule's `auth` has a credential
+    credential: str | None  # digest of what it would be sent with, RULE, or None
+    joined: bool = False  # it waited for a caller of the same epoch that made this operation
     body_sha256: str | None = None  # of the request as it would be sent; None in the background
     needs_approval: bool = False  # the rule asks for one for this request
 
@@ -36,11 +37,13 @@ class Watch:
     """What this process has seen of an unknown operation, by its monotonic clock.
 
     ``quiet_for``: seconds since the last byte of any attempt could have left; a restart counts
-    anew. ``looks``: agreeing lookups so far that found nothing and began late enough to count.
+    anew. ``looked``: it has asked at all. ``looks``: agreeing lookups so far that found nothing
+    and began late enough to count.
     ``next_look_in``: seconds until another lookup makes sense; 0 or less means now.
     """
 
     quiet_for: float = 0.0
+    looked: bool = False
     looks: int = 0
     next_look_in: float = 0.0
 
@@ -50,8 +53,10 @@ class Snapshot:
     """Everything a decision looks at besides the call itself."""
 
     now: float  # wall clock, never before the newest event known
+    wall: float  # wall clock as it is
     operation: Operation | None  # of the version the call is bound to
-    previous: Operation | None = None  # the version before it
+    previous: Operation | None = None  # the version before it, where this one is not begun
+    overtaken: bool = False  # a later version has begun
     watch: Watch = Watch()
     lookup: bool = False  # the rule has a lookup for the stored request
     rewritten: bool = False  # another operation wrote to that URL since

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.decide.decision import Answer, Question, Refuse
-from proxy.core.operation import Event, Kind, State
+from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.refusal import Refusal
 
 
@@ -15,15 +15,20 @@ def drifted(question: Question) -> Answer | Refuse | None:
     if operation.state is State.NOT_APPLIED and not operation.ever_left:
         return None  # nothing ever left: the new request takes the place of the old one
     if operation.intent.core_fingerprint == ask.core_fingerprint:
-        if operation.state in (State.IN_FLIGHT, State.UNKNOWN):
+        if operation.state not in (State.SUCCEEDED, State.FAILED):
             return None  # settle the first; what it came to decides
-        heard = operation.delivered_epoch
+        # The caller that this one waited for is being told just now.
+        heard = ask.epoch if ask.joined else operation.delivered_epoch
         if heard is None or ask.epoch > heard:
             note = Event(Kind.DRIFTED, snapshot.now, {"epoch": ask.epoch, "fields": "wording"})
             return Answer("worded anew after a resume", operation, (note,), drifted=True)
         detail = "Only the wording differs, but this start of the run already had the answer."
     else:
         detail = "The same run, step and operation made another request before."
+    return mismatch(operation, detail)
+
+
+def mismatch(operation: Operation, detail: str) -> Refuse:
     return Refuse(
         "drift",
         Refusal(

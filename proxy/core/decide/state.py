@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
+from proxy.core.decide.account import same_account, same_credential
 from proxy.core.decide.decision import (
     Answer,
     Decision,
@@ -18,6 +19,7 @@ from proxy.core.decide.decision import (
     Reconcile,
     Refuse,
 )
+from proxy.core.decide.drift import mismatch
 from proxy.core.operation import End, Operation, State
 from proxy.core.refusal import Refusal
 
@@ -54,6 +56,9 @@ def _first(question: Question) -> Decision:
     previous = question.snapshot.previous
     if previous is not None and previous.state is State.SUCCEEDED:
         # A late success of the earlier version arrived before this one was sent.
+        same = previous.intent.fingerprint == question.ask.fingerprint
+        if not same or not same_account(question.ask, previous):
+            return mismatch(previous, "An earlier request of this operation has succeeded.")
         return _succeeded(previous)
     if previous is not None and previous.undecided:
         return Refuse(
@@ -87,6 +92,8 @@ def _failed(operation: Operation) -> Decision:
 
 def _not_applied(question: Question, operation: Operation) -> Decision:
     last = operation.last
+    if question.snapshot.overtaken:
+        return mismatch(operation, "A later request has taken the place of this one.")
     if not question.ask.fresh:
         return Refuse(
             "no effect, and nobody waits for it",
@@ -100,13 +107,20 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
             return Refuse("not sent", _refusal(code, operation, reason))
         if last.end is End.NOT_APPLIED:
             return Answer("the API did not look at it", operation)
+    made = len(operation.attempts) - question.ask.attempts_before
+    if made >= question.limits.attempts_max:
+        reason = f"It was sent {made} times and had no effect each time."
+        return Refuse("sent often enough", _refusal("upstream-not-reached", operation, reason))
+    wait = _backoff_left(question, operation)
+    if wait > 0:
+        return _settling("waiting before the next send", wait, operation)
     return Forward("known to have had no effect", len(operation.attempts) + 1)
 
 
 def _unknown(question: Question, operation: Operation) -> Decision:
     ask, snapshot = question.ask, question.snapshot
-    needs_credential = any(a.credentialed for a in operation.attempts)
-    lacks_credential = needs_credential and not ask.credentialed
+    needs_credential = any(a.credential is not None for a in operation.attempts)
+    lacks_credential = needs_credential and ask.credential is None
     permit = None if lacks_credential else _permit(question, operation)
     if permit is not None:
         wait = _backoff_left(question, operation)
@@ -117,19 +131,13 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         wait = snapshot.watch.next_look_in
         if operation.blocked_by == "ambiguous" and ask.fresh:
             return _person(operation, "ambiguous", "The lookup did not give one clear answer.")
+        if operation.blocked_by == "credentials" and ask.fresh and snapshot.watch.looked:
+            return _person(operation, "credentials", "It was sent with another credential.")
         if wait > 0:
             return _settling("waiting before the next lookup", wait, operation)
         return Reconcile("asking the API whether the effect exists")
     if lacks_credential:
-        return Refuse(
-            "no credential to ask or send with",
-            _refusal(
-                "outcome-unresolved",
-                operation,
-                "Settling it needs the credential of the call, and the repeated call has none.",
-            ),
-            blocked_by="credentials",
-        )
+        return no_credential(operation)
     if _just_refused(question, operation):
         status = operation.last.status if operation.last is not None else None
         blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"
@@ -148,8 +156,11 @@ def _permit(question: Question, operation: Operation) -> str | None:
     ask, snapshot, limits = question.ask, question.snapshot, question.limits
     if len(operation.attempts) >= limits.attempts_max:
         return None
-    if not ask.fresh and snapshot.now - operation.created_at > limits.resend_within:
-        return None
+    if not ask.fresh:
+        if snapshot.now - operation.created_at > limits.resend_within:
+            return None
+        if not same_credential(ask, operation):
+            return None  # the rule's own account need not be the caller's
     if any(a.end is End.UNKNOWN and a.reason in DEAD_ENDS for a in operation.attempts):
         return None
     if _just_refused(question, operation):
@@ -199,9 +210,9 @@ def _key_holds(question: Question, operation: Operation) -> bool:
         return question.ask.fresh and number > question.ask.attempts_before
     if intent.valid_for == math.inf:
         return True
-    elapsed = question.snapshot.now - first
-    if elapsed < 0:
+    if question.snapshot.wall < first:
         return False  # the clock was set back: no telling how much of the window is left
+    elapsed = question.snapshot.now - first
     margin = max(0.1 * intent.valid_for, question.limits.send_timeout)
     return elapsed <= intent.valid_for - margin
 
@@ -215,6 +226,15 @@ def _backoff_left(question: Question, operation: Operation) -> float:
         return 0.0  # a caller that comes anew has waited by itself
     wait = question.limits.backoff * 2.0 ** (len(operation.attempts) - 1)
     return last.ended_at + wait - question.snapshot.now
+
+
+def no_credential(operation: Operation) -> Refuse:
+    """What is there has fewer credentials than the first attempt had."""
+    return _person(
+        operation,
+        "credentials",
+        "Settling it needs the credential of the call, and the repeated call has none.",
+    )
 
 
 def _settling(reason: str, seconds: float, operation: Operation) -> Hold:

@@ -27,6 +27,7 @@ CREATE TABLE runs (
 -- checksum that keeps indexes small; the contents guard their own identity. The wide indexes begin
 -- with the run: entries made together lie together, which keeps a commit small.
 CREATE TABLE operations (
+    id INTEGER PRIMARY KEY,    -- in order of the first commits
     key TEXT NOT NULL UNIQUE,  -- RUN/STEP/OPERATION/vN
     run TEXT NOT NULL,
     step TEXT NOT NULL,
