@@ -111,7 +111,7 @@ class Callers:
                 # What another run does is not this one's to know.
                 named = replace(named, operation=None, state=None, external_id=None)
             return self._replies.refuse(named, call.endpoint)
-        return await self._settled(self._bind(call, newest))
+        return await self._end_of(self._bind(call, newest))
 
     async def _observe(
         self,
@@ -126,7 +126,7 @@ class Callers:
         passing = Passing(f"mode {mode}", unprotected=True)
         return await self._pass(arrival, request, endpoint, passing, True)
 
-    async def _settled(self, bound: Bound) -> Reply:
+    async def _end_of(self, bound: Bound) -> Reply:
         """Wait for whoever drives the operation, or have it driven, and tell what it came to."""
         flight = None
         while (twin := self._engine.flight(bound.base)) is not None:

@@ -55,6 +55,16 @@ from proxy.outbound import Outbound, Upstream
 
 log = structlog.get_logger("onceproxy")
 
+ENDED = (State.SUCCEEDED, State.FAILED)
+UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
+TURNS_MAX = 200  # of one flight: five sends and a lookup every tenth of a second stay far below it
+_RESULT = {
+    Kind.EFFECT_FOUND: "found",
+    Kind.EFFECT_ABSENT: "absent",
+    Kind.EFFECT_AMBIGUOUS: "several",
+    Kind.LOOKUP_INCONCLUSIVE: "inconclusive",
+}
+
 
 class Observer(Protocol):
     """What is reported for metrics; every label is bounded by the rules."""
@@ -366,7 +376,7 @@ class Engine:
             break
         flight.ended(after, attempt, result)
         if after.state in ENDED:
-            self._settled(after)
+            self._forget(after)
         elif after.state is State.UNKNOWN:
             log.warning(
                 "unknown", operation=after.key, attempt=attempt, blocked_by=after.blocked_by
@@ -407,7 +417,7 @@ class Engine:
             same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
         )
         self._sights.looked(operation.key, began, counts=learned.counts)
-        self.metrics.reconciled(operation.service, str(learned.events[0].kind))
+        self.metrics.reconciled(operation.service, _RESULT[learned.events[0].kind])
         after = evolve_all(operation, learned.events)
         answer = verdict.answer if isinstance(verdict, Found) else None
         kept = keep(answer, bound.endpoint)
@@ -418,7 +428,7 @@ class Engine:
         after = await self._adopt(operation, verdict, Change(after, learned.events, answer=kept))
         if after.state in ENDED:
             flight.found(after, answer)
-            self._settled(after)
+            self._forget(after)
 
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
         """One lookup, page by page."""
@@ -473,7 +483,7 @@ class Engine:
         event = Event(Kind.LOOKUP_INCONCLUSIVE, snapshot.now, data)
         await self.ledger.commit(Change(evolve_all(operation, (event,)), (event,)))
 
-    def _settled(self, operation: Operation) -> None:
+    def _forget(self, operation: Operation) -> None:
         self._sights.settled(operation.key)
         self.lent.give_back(operation.base)
 
@@ -651,10 +661,8 @@ def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None
 
 
 def _same_named_account(ask: Ask, operation: Operation) -> bool:
-    """Whether the rule says that both are one account, whatever credential they have."""
+    """Whether the rule says that both are one account, whatever credential they have. Of its own
+    credential's account it does not say anything."""
+    if ask.credential == RULE:
+        return False
     return operation.intent.account is not None and operation.intent.account == ask.account
-
-
-ENDED = (State.SUCCEEDED, State.FAILED)
-UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
-TURNS_MAX = 200  # of one flight: five sends and a lookup every tenth of a second stay far below it

@@ -158,8 +158,8 @@ class Replies:
         return self.refuse(refusal, bound.endpoint)
 
     def refuse(self, refusal: Refusal, endpoint: Endpoint | None) -> Reply:
-        service = endpoint.service if endpoint is not None else "none"
-        self._metrics.decided(service, endpoint.name if endpoint else "none", "refused")
+        service, title = (endpoint.service, endpoint.name) if endpoint is not None else ("", "")
+        self._metrics.decided(service, title, "refused")
         log.info("refused", code=refusal.code, operation=refusal.operation, detail=refusal.detail)
         if endpoint is not None and endpoint.refusal is not None:
             refusal = replace(refusal, shape=endpoint.refusal)

@@ -19,11 +19,12 @@ _SETUP = (
     "This is a set-up error and not yours to work around: name run and step, then stop and "
     "report it."
 )
+_BAD = "This is a set-up error and not yours to work around: stop and report it."
 _STOP = "Stop: do not repeat this call and do not do it another way; report it."
 
 CODES: Mapping[str, Meaning] = {
     "missing-identity": Meaning(400, "No run or step was named", _SETUP),
-    "bad-request": Meaning(400, "The request cannot be handled", _SETUP),
+    "bad-request": Meaning(400, "The request cannot be handled", _BAD),
     "egress-denied": Meaning(403, "This address may not be called", _STOP),
     "authority-revoked": Meaning(403, "The authority of this run was revoked", _STOP),
     "run-closed": Meaning(403, "This run is closed", _STOP),

@@ -129,7 +129,6 @@ class Endpoint:
     answers: tuple[AnswerLine, ...] = ()
     was: tuple[str, ...] = ()
     store: str = "full"  # full | meta
-    journal: bool = False
     idempotent: bool = False
     distinguish: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()

@@ -2,9 +2,10 @@
 
 The transaction never spans two calls, so a cancelled task cannot leave it open. The usual rows go
 together (``bulk``), the others one by one: there a change that finds another revision is told
-Conflict and leaves no trace, and the others of its batch are not touched by that. Whatever else goes wrong undoes the batch. What is remembered between batches (the next event
-number, the last hashes) is forgotten after any failure and read again, because a COMMIT that was
-reported as failed may have landed.
+Conflict and leaves no trace, and the others of its batch are not touched by that. Whatever else
+goes wrong undoes the batch. What is remembered between batches (the next event number, the last
+hashes, the rows that will be written again) is forgotten after any failure and read again, because
+a COMMIT that was reported as failed may have landed.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -70,8 +70,7 @@ REMEMBERED = 1024  # intents as text, and operations read, at hand: 1 to 3 MB ea
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(NamedTuple):
     """An event without its place in the history."""
 
     kind: str
@@ -95,7 +94,7 @@ def encode(operation: Operation) -> Row:
         operation.endpoint,
         operation.method,
         text(operation.url),
-        operation.state.value if operation.state else "",
+        str(operation.state) if operation.state else "",
         operation.blocked_by,
         intent.account,
         text(outcome.external_id) if outcome and outcome.external_id is not None else None,
@@ -227,9 +226,8 @@ def next_epoch(row: Sequence[Any]) -> Row:
 
 def encode_event(event: Event) -> EventRow:
     data = event.data
-    return EventRow(
-        event.kind.value, float(event.at), dumps(data if type(data) is dict else dict(data))
-    )
+    plain = data if type(data) is dict else dict(data)
+    return EventRow(str(event.kind), float(event.at), dumps(plain))
 
 
 def decode_event(kind: str, at: float, data: str) -> Event:
@@ -357,24 +355,52 @@ def _endless(value: Any) -> bool:
 # Dataclasses
 
 
-class _Form:
-    """How a dataclass becomes a JSON object without the fields that hold their default."""
+class _Fields:
+    """Some fields of a dataclass, looked at together."""
 
-    def __init__(self, kind: type[Any]) -> None:
-        self._names = tuple(f.name for f in fields(kind))
-        self._usual = tuple(f.default for f in fields(kind))
-        self._take = attrgetter(*self._names)
+    def __init__(self, kind: type[Any], names: Sequence[str]) -> None:
+        usual = {f.name: f.default for f in fields(kind)}
+        self.names = tuple(names)
+        self.usual = tuple(usual[name] for name in names)
+        self.take = attrgetter(*names)
+
+
+class _Form:
+    """How a dataclass becomes a JSON object without the fields that hold their default.
+
+    ``together``: fields that mostly differ from it together, so that one look at all of them will
+    do: they are left out only when all hold their default. The others are seldom anything else."""
+
+    def __init__(self, kind: type[Any], *together: Sequence[str]) -> None:
+        named = {name for names in together for name in names}
+        self._together = tuple(_Fields(kind, names) for names in together)
+        self._seldom = _Fields(kind, [f.name for f in fields(kind) if f.name not in named])
 
     def sparse(self, value: Any) -> dict[str, Any]:
-        triples = zip(self._names, self._take(value), self._usual, strict=True)
-        return {
-            name: held for name, held, usual in triples if held is not usual and held != usual
-        }
+        data: dict[str, Any] = {}
+        for group in self._together:
+            held = group.take(value)
+            if held != group.usual:
+                data.update(zip(group.names, held, strict=True))
+        seldom = self._seldom
+        held = seldom.take(value)
+        if held != seldom.usual:
+            each = zip(seldom.names, held, seldom.usual, strict=True)
+            data.update({name: one for name, one, usual in each if one != usual})
+        return data
 
 
-_INTENT = _Form(Intent)
-_ATTEMPT = _Form(Attempt)
-_OUTCOME = _Form(Outcome)
+_INTENT = _Form(
+    Intent,
+    ("fingerprint", "core_fingerprint", "rule_digest", "body_sha256", "body_size"),
+    ("upstream_key", "key_place", "valid_for", "keeps"),
+)
+_ATTEMPT = _Form(
+    Attempt,
+    ("number", "started_at", "keyed", "credential"),
+    ("end", "ended_at", "reason", "status"),
+)
+_OUTCOME = _Form(Outcome, ("succeeded", "how", "status", "external_id", "at", "attempt"))
 _STATES: dict[str, State | None] = {"": None, **{state.value: state for state in State}}
 _ENDS = {end.value: end for end in End}
 

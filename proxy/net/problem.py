@@ -23,7 +23,7 @@ BODY_LIMIT = 2048
 _CUTS = ((700, 512, 400), (200, 120, 200), (60, 40, 60))
 
 
-_CLAUSE = re.compile(r"[:;.](?:\s|$)")
+_CLAUSE = re.compile(r"[;.](?:\s|$)")
 _NOT_PHRASE = re.compile(r"[^\x20-\x7e]+")
 
 

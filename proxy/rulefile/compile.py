@@ -148,7 +148,6 @@ class _Compiler:
             answers=answers,
             was=tuple(model.was),
             store=model.store,
-            journal=model.journal,
             idempotent=idempotent if model.idempotent is None else model.idempotent,
             distinguish=reader.request_paths(model.distinguish, (*self.at, "distinguish")),
             noise=reader.request_paths(model.noise, (*self.at, "noise")),
