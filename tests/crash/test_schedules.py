@@ -15,87 +15,26 @@ from proxy.core.call import Policy
 from proxy.core.model import Body, Request
 from proxy.core.operation import Kind, State
 from proxy.engine import Settings
-from proxy.ledger.base import Change, LedgerError
-from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Arrival, Incomplete
+from tests.crash.support import (
+    IMPATIENT,
+    KEYED,
+    OK,
+    QUERIED,
+    REFUND,
+    REPLAYED,
+    Cut,
+    failing,
+    invoice,
+    key_of,
+    keyed,
+    note,
+    note_key,
+    queried,
+    refund,
+)
 from tests.fakes.scripted import LOST, REFUSED, Proxy, Scripted, answer, code, fields, ruleset
 from tests.fakes.world import Opened, body_of, outcome, post
-
-KEYED = """
-service: pay
-hosts: [api.world.test]
-source: https://api.world.test/docs
-confidence: documented
-checked: "2026-11-30"
-key: {in: header, name: Idempotency-Key, valid_for: 24h, keeps: all, existing: replace}
-answers:
-  - {header: {Idempotent-Replayed: "true"}, replayed: true}
-  - {status: 409, body: {error: in_progress}, means: running}
-  - {body: {error: idempotency_error}, means: mismatch}
-endpoints:
-  refunds.create:
-    match: POST /refunds
-    external_id: id
-"""
-
-QUERIED = """
-service: notes
-hosts: [api.world.test]
-source: https://api.world.test/docs
-confidence: documented
-checked: "2026-11-30"
-key: none
-endpoints:
-  notes.create:
-    match: POST /notes
-    distinguish: [body.list]
-    wording: [body.text]
-    external_id: id
-    marker: {in: json, name: mark}
-    reconcile:
-      request: GET /notes?list={body.list}
-      items: data
-      where: {mark: "{key}"}
-      pages: {cursor: next, into: cursor, max: 2}
-      found: {failed: {state: failed}}
-      running: 60s
-      settle: 5s
-      looks: 2
-      answer: {status: 201, body: "{item}"}
-  plain.create:
-    match: POST /plain
-    external_id: id
-"""
-
-REFUND = "run-1/step-1/pay.refunds.create"
-OK = {"id": "re_1"}
-REPLAYED = {"Idempotent_Replayed": "true"}
-
-
-def keyed(*sends: Any, rules: str = KEYED, **more: Any) -> Proxy:
-    return Proxy(ruleset(rules), Scripted(list(sends)), **more)
-
-
-def queried(*sends: Any, lookups: tuple[Any, ...] = (), **more: Any) -> Proxy:
-    return Proxy(ruleset(QUERIED), Scripted(list(sends), list(lookups)), **more)
-
-
-def refund(amount: int = 500, **more: Any) -> Arrival:
-    return post("/refunds", {"amount": amount}, **more)
-
-
-def note(text: str = "hello", **more: Any) -> Arrival:
-    return post("/notes", {"list": "a", "text": text}, **more)
-
-
-def note_key(proxy: Proxy) -> str:
-    found = list(proxy.ledger._operations.values())  # type: ignore[attr-defined]
-    return str(found[0].base)
-
-
-def key_of(request: Request) -> str | None:
-    return request.header("Idempotency-Key")
-
 
 # -- C1 --------------------------------------------------------------------------------------------
 
@@ -258,7 +197,7 @@ async def test_c4_a_resend_uses_the_stored_key_whatever_secret_is_in_force() -> 
 
 
 async def test_c4_a_resend_uses_the_stored_key_after_the_rule_has_changed() -> None:
-    proxy = keyed(LOST, settings=Settings(policy=Policy(digest_key=b"d"), patience=0.1))
+    proxy = keyed(LOST, settings=IMPATIENT)
     await proxy.call(refund())
     proxy.rules = ruleset(KEYED.replace("in: header,", "in: header, as: uuid5,"))
     await proxy.restart(seconds=600)
@@ -388,7 +327,7 @@ def put(x: int, step: str) -> Arrival:
 
 
 async def test_c7_an_older_put_is_never_sent_again_over_a_newer_one() -> None:
-    quick = Settings(policy=Policy(digest_key=b"d"), patience=0.1)
+    quick = IMPATIENT
     proxy = Proxy(ruleset(KEYED), Scripted([LOST]), settings=quick)
     await proxy.call(put(1, "a"))
     proxy.api.sends = [answer(200, {"x": 2})]
@@ -421,7 +360,7 @@ async def test_c7_gone_is_success_only_after_an_own_undecided_delete() -> None:
 
 
 async def test_c8_the_background_sends_no_stale_order() -> None:
-    proxy = keyed(LOST, settings=Settings(policy=Policy(digest_key=b"d"), patience=0.1))
+    proxy = keyed(LOST, settings=IMPATIENT)
     await proxy.call(refund())
     await proxy.restart(seconds=20 * 3600)
     await proxy.recovery.settle_all()
@@ -431,10 +370,6 @@ async def test_c8_the_background_sends_no_stale_order() -> None:
 
 
 # -- C9 --------------------------------------------------------------------------------------------
-
-
-def invoice(key: str, run: str, amount: int = 500) -> Arrival:
-    return refund(amount, run=run, headers=[("Idempotency-Key", key)])
 
 
 async def test_c9_a_business_key_names_one_operation_over_all_runs() -> None:
@@ -534,10 +469,6 @@ async def test_h1_redirects_are_judged_and_never_followed(status: int, state: St
 
 
 async def test_h2i_a_success_that_broke_off_is_unknown_where_the_body_has_the_verdict() -> None:
-    class Cut(Opened):
-        async def read(self, limit: int) -> tuple[Body | None, bool]:
-            return Body.of(self.body[:5]), False
-
     rules = KEYED.replace(
         "answers:\n", "answers:\n  - {status: 200, body: {ok: false}, means: rejected}\n"
     )
@@ -626,7 +557,7 @@ async def test_h4_a_throttled_request_that_changes_goes_out_under_another_key() 
     ("seconds", "resent"), [(20 * 3600, True), (22 * 3600, False), (30 * 3600, False)]
 )
 async def test_h9_the_key_is_used_only_well_within_its_window(seconds: float, resent: bool) -> None:
-    proxy = keyed(LOST, settings=Settings(policy=Policy(digest_key=b"d"), patience=0.1))
+    proxy = keyed(LOST, settings=IMPATIENT)
     await proxy.call(refund())
     await proxy.restart(seconds=seconds)
     proxy.api.sends = [answer(200, OK)]
@@ -636,7 +567,7 @@ async def test_h9_the_key_is_used_only_well_within_its_window(seconds: float, re
 
 
 async def test_h9_a_clock_set_back_gives_no_time_back() -> None:
-    proxy = keyed(LOST, settings=Settings(policy=Policy(digest_key=b"d"), patience=0.1))
+    proxy = keyed(LOST, settings=IMPATIENT)
     await proxy.call(refund())
     proxy.clock.step(-86_400)
     await proxy.restart(seconds=23 * 3600)
@@ -719,25 +650,9 @@ async def test_m9_twins_share_a_throttle() -> None:
     assert len(proxy.api.writes) == 1
 
 
-class Failing(MemoryLedger):
-    """Fails commits on demand; ``landed``: the failed commit is there all the same."""
-
-    fail = 0
-    landed = False
-
-    async def commit(self, change: Change) -> Any:
-        if self.fail:
-            self.fail -= 1
-            if self.landed:
-                await super().commit(change)
-            raise LedgerError("disk I/O error")
-        return await super().commit(change)
-
-
 async def test_m10_a_failed_intent_that_landed_was_not_sent() -> None:
     proxy = keyed()
-    proxy.ledger = ledger = Failing(proxy.clock)
-    proxy.start()
+    ledger = failing(proxy)
     ledger.fail, ledger.landed = 1, True
     reply = await proxy.call(refund())
     assert (reply.status, code(reply)) == (503, "ledger-unavailable")
@@ -751,8 +666,7 @@ async def test_m10_a_failed_intent_that_landed_was_not_sent() -> None:
 
 async def test_a_ledger_that_fails_before_the_send_sends_nothing() -> None:
     proxy = keyed()
-    proxy.ledger = ledger = Failing(proxy.clock)
-    proxy.start()
+    ledger = failing(proxy)
     ledger.fail = 1
     reply = await proxy.call(refund())
     assert (reply.status, code(reply)) == (503, "ledger-unavailable")
@@ -763,8 +677,7 @@ async def test_a_ledger_that_fails_after_the_send_gives_the_true_answer_and_owes
     None
 ):
     proxy = keyed()
-    proxy.ledger = ledger = Failing(proxy.clock)
-    proxy.start()
+    ledger = failing(proxy)
 
     def breaks(request: Request) -> Opened:
         ledger.fail = 1
@@ -782,8 +695,7 @@ async def test_a_ledger_that_fails_after_the_send_gives_the_true_answer_and_owes
 
 async def test_a_record_still_owed_when_the_process_ends_is_an_unknown_operation() -> None:
     proxy = keyed()
-    proxy.ledger = ledger = Failing(proxy.clock)
-    proxy.start()
+    ledger = failing(proxy)
 
     def breaks(request: Request) -> Opened:
         ledger.fail = 1

@@ -43,7 +43,10 @@ def test_every_code_has_a_document_headers_and_a_phrase_that_agree(code: str) ->
 
 
 def test_the_phrase_is_the_first_clause_of_what_to_do() -> None:
-    assert phrase(Refusal("operation-in-progress", "")) == "The same call is still running"
+    told = phrase(Refusal("operation-in-progress", ""))
+    assert told == "The same call is still running: repeat exactly the same call"
+    told = phrase(Refusal("operation-mismatch", "", fields=("body.amount",)))
+    assert told == "Same intent: repeat the earlier values (body.amount)"
 
 
 def test_the_wait_is_the_refusals_own() -> None:
