@@ -256,7 +256,7 @@ class Engine:
         operation = await self._record(flight, bound, operation, request, result)
         await self._failpoints.reach("after_outcome", operation.key)
         if flight.relay is not None:
-            flight.relay.end(operation.state in ENDED)
+            flight.relay.end(whole=operation.state in ENDED and flight.complete)
         return operation
 
     async def _to_send(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:

@@ -26,10 +26,10 @@ class Flight:
 
     __slots__ = (
         "_attempt",
-        "_complete",
         "_found",
         "answer",
         "base",
+        "complete",
         "decision",
         "done",
         "epoch",
@@ -56,7 +56,7 @@ class Flight:
         self.epoch: int | None = None  # of its caller
         self.answer: Answer | None = None  # the newest one, with all its headers
         self._attempt: int | None = None  # the attempt it answers
-        self._complete = False
+        self.complete = False  # it has its end
         self._found = False
         self.result: SendResult | None = None
         self.error: Exception | None = None
@@ -71,7 +71,7 @@ class Flight:
         """An attempt of this flight has ended, and this is the operation after it."""
         self.operation, self.result, self._attempt = operation, result, attempt
         self.answer = result.answer if isinstance(result, Answered) else None
-        self._complete = isinstance(result, Answered) and result.complete
+        self.complete = isinstance(result, Answered) and result.complete
 
     def found(self, operation: Operation, answer: Answer | None) -> None:
         """A lookup of this flight has found the effect."""
@@ -93,7 +93,7 @@ class Flight:
             return None
         last = operation.last
         number = outcome.attempt if outcome is not None else last.number if last else None
-        whole = self._complete and self.answer.body is not None
+        whole = self.complete and self.answer.body is not None
         return self.answer if whole and number == self._attempt else None
 
     def tell(self) -> None:

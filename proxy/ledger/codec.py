@@ -118,8 +118,8 @@ def decode(row: Row) -> Operation:
 
 
 class Reader:
-    """Decodes rows, each checked against its hash; one that was read or written a moment ago is not
-    parsed again, since a frozen operation can be given out twice."""
+    """Decodes rows, each checked against its hash; one that was read a moment ago is not parsed
+    again, since a frozen operation can be given out twice."""
 
     def __init__(self) -> None:
         self._read: dict[bytes, Operation] = {}
@@ -130,14 +130,10 @@ class Reader:
         known = self._read.get(row[-1])
         if known is None:
             known = _parsed(row)
-            self.remember(row[-1], known)
+            if len(self._read) >= REMEMBERED:
+                del self._read[next(iter(self._read))]
+            self._read[row[-1]] = known
         return known
-
-    def remember(self, digest: bytes, operation: Operation) -> None:
-        """``digest``: the hash of its row, as ``encode`` made it."""
-        if len(self._read) >= REMEMBERED:
-            del self._read[next(iter(self._read))]
-        self._read[digest] = operation
 
 
 def _check(row: Row) -> None:
@@ -362,7 +358,11 @@ class _Fields:
         usual = {f.name: f.default for f in fields(kind)}
         self.names = tuple(names)
         self.usual = tuple(usual[name] for name in names)
-        self.take = attrgetter(*names)
+        self._take = attrgetter(*names)
+
+    def take(self, value: Any) -> tuple[Any, ...]:
+        held = self._take(value)
+        return held if len(self.names) > 1 else (held,)  # of one name it is no tuple
 
 
 class _Form:
@@ -392,7 +392,7 @@ class _Form:
 
 _INTENT = _Form(
     Intent,
-    ("fingerprint", "core_fingerprint", "rule_digest", "body_sha256", "body_size"),
+    ("fingerprint", "core_fingerprint", "rule_digest", "credential", "body_sha256", "body_size"),
     ("upstream_key", "key_place", "valid_for", "keeps"),
 )
 _ATTEMPT = _Form(
@@ -431,13 +431,13 @@ _intents = _Intents()
 def _intent(data: dict[str, Any]) -> Intent:
     data.setdefault("core_fingerprint", data["fingerprint"])
     for name in ("key_place", "marker_place"):
-        if name in data:
+        if data.get(name) is not None:
             data[name] = tuple(data[name])
     return Intent(**data)
 
 
 def _attempt(data: dict[str, Any]) -> Attempt:
-    if "end" in data:
+    if data.get("end") is not None:
         data["end"] = _ENDS[data["end"]]
     return Attempt(**data)
 

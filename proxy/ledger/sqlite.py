@@ -303,11 +303,8 @@ class SqliteLedger:
         except (TypeError, ValueError) as error:
             raise LedgerError(f"{change.operation.key} cannot be stored: {error}") from error
         await group.submit(entry)
-        operation = entry.operation
-        assert operation is not None
-        if operation.outcome is not None:  # about to be replayed, if at all
-            self._decoder.remember(entry.row[-1], operation)
-        return operation
+        assert entry.operation is not None
+        return entry.operation
 
     def note(self, operation: Operation, event: Event) -> None:
         after = evolve(operation, event)

@@ -1,67 +1,32 @@
-"""Taking a connection out of aiohttp's hands, and giving it to somebody else.
+"""Giving a raw connection back to HTTP: as it is, or after a TLS handshake.
 
-Everything that relies on how aiohttp's server protocol hands over a connection (the way its
-WebSocket support does) is in this file.
+``start_tls`` loses bytes that came before it, in both directions of the hand-over; everything that
+makes up for this is in this file.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from proxy.net.pipe import StreamPipe
 
 if TYPE_CHECKING:
     import ssl
 
-    from proxy.net.frontend import Handler
+    from proxy.net.connection import Connection
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds for a client to finish a TLS handshake on this machine
 
 
-class _Tail:
-    """Receives what came after the request that ended HTTP on a connection."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        self.data += data
-        return False, b""
-
-    def feed_eof(self) -> None: ...
-
-
-async def detach(handler: Handler, first: bytes) -> StreamPipe | None:
-    """Writes ``first`` and takes the connection as a raw pipe, early bytes included; None if it is
-    gone. The handler must be released with ``release`` when the pipe has ended."""
-    tail = _Tail()
-    handler.set_parser(cast(Any, tail))
-    transport = handler.transport
-    if transport is None or transport.is_closing():
-        return None
-    transport.write(first)
-    # The next protocol starts with an empty send buffer: it does not know of this one's pauses.
-    await handler.drain()
-    pipe = StreamPipe()
-    pipe.take(transport, bytes(tail.data))
-    return pipe
-
-
-def release(handler: Handler) -> None:
-    """Tells a handler that its connection is over: the loop no longer does, once the transport has
-    another protocol, and the server would keep the handler for ever."""
-    handler.connection_lost(None)
-
-
-async def serve(pipe: StreamPipe, inner: Handler) -> None:
+async def serve(pipe: StreamPipe, inner: Connection) -> None:
     """Lets ``inner`` speak HTTP on a pipe's connection; returns when that has ended."""
     transport, early = pipe.give()
     await _run(transport, early, inner)
 
 
-async def serve_tls(pipe: StreamPipe, context: ssl.SSLContext, inner: Handler) -> None:
+async def serve_tls(pipe: StreamPipe, context: ssl.SSLContext, inner: Connection) -> None:
     """The same after a TLS handshake. Raises OSError (ssl.SSLError too) if that fails."""
     loop = asyncio.get_running_loop()
     transport, early = pipe.give()
@@ -88,7 +53,7 @@ async def serve_tls(pipe: StreamPipe, context: ssl.SSLContext, inner: Handler) -
 
 
 async def _run(
-    transport: asyncio.Transport, early: bytes, inner: Handler, ended: bool = False
+    transport: asyncio.Transport, early: bytes, inner: Connection, ended: bool = False
 ) -> None:
     transport.set_protocol(inner)
     inner.connection_made(transport)
@@ -96,6 +61,7 @@ async def _run(
         inner.data_received(early)
     if ended or transport.is_closing():
         transport.close()
+        inner.connection_lost(None)  # the loop may have told the protocol before it
     await inner.over()
 
 

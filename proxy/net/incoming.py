@@ -1,29 +1,24 @@
-"""One request as aiohttp's parser hands it over, and its body.
-
-aiohttp would build a ``web.Request`` for each call; this is the little of it that its protocol
-needs.
-"""
+"""One request as aiohttp's parser hands it over, and its body."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from aiohttp.helpers import set_exception
 from aiohttp.http import RawRequestMessage
-from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.streams import StreamReader
 
-from proxy.core.model import EMPTY, Body, Headers
+from proxy.core.model import EMPTY, Body
 from proxy.core.refusal import Refusal
-from proxy.net.exchange import NO_BODY, Incomplete, TooLarge
+from proxy.net.exchange import Incomplete, TooLarge
 from proxy.net.spool import MEMORY, Collector
 from proxy.net.target import Place
 
 if TYPE_CHECKING:
-    from proxy.net.frontend import Handler
+    from proxy.net.connection import Connection
+
+Fields = Sequence[tuple[str, str]]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -41,87 +36,41 @@ class Site(Protocol):
 
     credential: tuple[str, str] | None  # named once for a whole tunnel
 
-    def place(self, target: str, host: str, headers: Headers) -> Place:
+    def place(self, target: str, host: str, headers: Fields) -> Place:
         """``host`` is the value of ``Host``, "" without one. Raises BadTarget, Refused."""
         ...
 
 
 class Incoming:
-    """What stands between aiohttp's protocol and the engine for one request."""
+    """A request in hand; for the engine its inlet, see ``exchange.Inlet``."""
 
-    __slots__ = ("_task", "expects", "message", "payload", "protocol", "streaming")
+    __slots__ = ("connection", "expects", "message", "payload", "streaming")
 
     def __init__(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: Handler,
-        writer: object,
-        task: asyncio.Task[None],
+        self, message: RawRequestMessage, payload: StreamReader, connection: Connection
     ) -> None:
         self.message = message
         self.payload = payload
-        self.protocol = protocol
+        self.connection = connection
         self.expects = False  # the caller waits for 100 Continue
         self.streaming: asyncio.Task[object] | None = None  # stopped when the caller leaves
-        self._task = task
-
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        return self.protocol.transport
 
     @property
     def gone(self) -> bool:
-        transport = self.protocol.transport
-        return transport is None or transport.is_closing()
+        return self.connection.gone
 
     @property
     def body_pending(self) -> bool:
         """True while some of the body is still to come."""
         return not self.payload.is_eof()
 
-    def proceed(self) -> None:
-        """Tell a caller that waits for it to send its body."""
-        if self.expects:
-            self.expects = False
-            transport = self.protocol.transport
-            if transport is not None and not self.payload.total_bytes:
-                transport.write(CONTINUE)
-
-    # What aiohttp's RequestHandler calls on its requests:
-
-    def _finish(self) -> None: ...
-
-    def _cancel(self, error: BaseException) -> None:
-        """The connection is lost."""
-        if self.payload is not EMPTY_PAYLOAD:
-            set_exception(self.payload, error)
-        if self.streaming is not None:
-            self.streaming.cancel()
-
-
-class HttpInlet:
-    """The body of a request, read once; see ``exchange.Inlet``."""
-
-    __slots__ = ("_directory", "_incoming", "_timeout")
-
-    def __init__(self, incoming: Incoming, timeout: float, directory: Path | None) -> None:
-        self._incoming = incoming
-        self._timeout = timeout
-        self._directory = directory
-
-    @property
-    def gone(self) -> bool:
-        return self._incoming.gone
-
     async def read(self, limit: int) -> Body:
-        payload = self._incoming.payload
-        if payload.is_eof() and payload.exception() is None and payload.total_bytes <= MEMORY:
+        payload = self.payload
+        if payload.is_eof() and payload.total_bytes <= MEMORY:  # the usual case
             if payload.total_bytes > limit:
                 raise TooLarge
-            data = payload.read_nowait()
-            return Body.of(data) if data else EMPTY
-        collector = Collector(self._directory)
+            return Body.of(payload.read_nowait()) if payload.total_bytes else EMPTY
+        collector = Collector(self.connection.server.spool_dir)
         async for piece in self.stream():
             if collector.size + len(piece) > limit:
                 raise TooLarge
@@ -129,36 +78,32 @@ class HttpInlet:
         return collector.finish()
 
     async def stream(self) -> AsyncIterator[bytes]:
-        self._incoming.proceed()
-        payload = self._incoming.payload
-        try:
-            while True:
-                if payload.is_eof():
+        self._proceed()
+        payload, patience = self.payload, self.connection.server.body_timeout
+        while True:
+            try:
+                async with asyncio.timeout(None if payload.is_eof() else patience):
                     data = await payload.readany()
-                else:
-                    async with asyncio.timeout(self._timeout):
-                        data = await payload.readany()
-                if not data:
-                    return
-                yield data
-        except (RequestPayloadError, OSError, RuntimeError) as error:
-            raise Incomplete("the caller's body broke off") from error
+            except (OSError, RuntimeError) as error:
+                raise Incomplete("the caller's body broke off") from error
+            if not data:
+                return
+            yield data
 
+    def break_off(self) -> None:
+        """Nothing more comes of its body."""
+        if self.body_pending:
+            self.payload.set_exception(Incomplete("the caller's body broke off"))
 
-class BodilessInlet:
-    """A body-less request's inlet: nothing to read, but the caller may leave."""
+    def leave(self) -> None:
+        """The caller has left."""
+        self.break_off()
+        if self.streaming is not None:
+            self.streaming.cancel()
 
-    __slots__ = ("_incoming",)
-
-    def __init__(self, incoming: Incoming) -> None:
-        self._incoming = incoming
-
-    @property
-    def gone(self) -> bool:
-        return self._incoming.gone
-
-    async def read(self, limit: int) -> Body:
-        return await NO_BODY.read(limit)
-
-    def stream(self) -> AsyncIterator[bytes]:
-        return NO_BODY.stream()
+    def _proceed(self) -> None:
+        """Tell a caller that waits for it to send its body."""
+        if self.expects:
+            self.expects = False
+            if not self.payload.total_bytes:
+                self.connection.transport.write(CONTINUE)

@@ -1,7 +1,6 @@
 """Writing a ``Reply``: framing, and nothing else that the reply does not say.
 
-A small answer is one write, head and body together. aiohttp's ``StreamResponse`` would add Date,
-Server and Content-Type, and costs several times as much.
+A small answer is one write, head and body together.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from collections.abc import AsyncIterator
 from aiohttp.http import HttpVersion10, HttpVersion11
 
 from proxy.core.model import Body
-from proxy.net import problem
 from proxy.net.exchange import Reply
 from proxy.net.headers import wire
-from proxy.net.incoming import Incoming, Refused
+from proxy.net.incoming import Incoming
 from proxy.net.spool import pieces
 
 log = logging.getLogger(__name__)
@@ -27,106 +25,73 @@ _BODILESS = frozenset({204, 304})
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-class Written:
-    """What a handler returns to aiohttp's protocol when its answer has been written already."""
-
-    __slots__ = ("keep_alive",)
-
-    def __init__(self, keep_alive: bool) -> None:
-        self.keep_alive = keep_alive
-
-    async def prepare(self, request: object) -> None: ...
-
-    async def write_eof(self) -> None: ...
+def whole(reply: Reply) -> bytes:
+    """A small answer after which the connection closes."""
+    assert isinstance(reply.body, Body)
+    return _head(reply, reply.body.size, False, "close") + (reply.body.data or b"")
 
 
-KEEP = Written(True)
-CLOSE = Written(False)
-
-
-class Rejection(Written):
-    """An answer to what the parser could not read; aiohttp asks for it outside of any handler."""
-
-    __slots__ = ("_refused", "_timeout")
-
-    def __init__(self, refused: Refused, timeout: float) -> None:
-        super().__init__(False)
-        self._refused = refused
-        self._timeout = timeout
-
-    async def prepare(self, request: object) -> None:
-        assert isinstance(request, Incoming)
-        await write(request, problem.reply(self._refused.refusal), self._timeout, close=True)
-
-
-async def write(incoming: Incoming, reply: Reply, timeout: float, *, close: bool) -> bool:
-    """Writes the answer and reports to ``reply.delivered``; True if the connection can go on.
-
-    ``timeout``: seconds that a caller may take none of the answer before it is cut off.
-    """
+async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
+    """Writes the answer and reports to ``reply.delivered``; True if the connection can go on."""
+    message, connection = incoming.message, incoming.connection
+    body, transport = reply.body, connection.transport
+    silent = message.method == "HEAD" or reply.status in _BODILESS
+    size = _size(reply, silent)
+    chunked = False
+    if size is None and not silent:
+        chunked = message.version == HttpVersion11
+        close = close or not chunked  # HTTP/1.0: the end of the connection is the end of the body
+    word = "close" if close else "keep-alive" if message.version == HttpVersion10 else ""
+    head = _head(reply, size, chunked, word)
     delivered = False
     try:
-        delivered = await _write(incoming, reply, timeout, close)
+        if transport.is_closing():
+            await _drop(body)
+        elif not isinstance(body, Body):
+            assert isinstance(body, AsyncIterator)
+            transport.write(head)
+            if silent:
+                await _drop(body)
+                delivered = True
+            else:
+                delivered = await _stream(incoming, body, size, chunked)
+        elif silent or body.data is not None:
+            transport.write(head if silent else head + (body.data or b""))
+            if connection.writing_paused:
+                await connection.drain()
+            delivered = not transport.is_closing()
+        else:
+            transport.write(head)
+            for piece in pieces(body):
+                transport.write(piece)
+                await connection.drain()
+            delivered = True
     except (ConnectionError, TimeoutError):
-        _abort(incoming)
+        transport.abort()
     finally:
         reply.delivered(delivered)
     return delivered and not close
 
 
-async def _write(incoming: Incoming, reply: Reply, timeout: float, close: bool) -> bool:
-    message = incoming.message
-    body = reply.body
-    silent = message.method == "HEAD" or reply.status in _BODILESS
-    size: int | None
-    if isinstance(body, Body):
-        size = reply.length if reply.length is not None and silent else body.size
-        if silent and not size:
-            size = None
-    else:
-        size = reply.length
+def _size(reply: Reply, silent: bool) -> int | None:
+    """What Content-Length says, None: nothing."""
     if reply.status == 204:
-        size = None
-    chunked = size is None and not silent and message.version == HttpVersion11
-    if size is None and not silent and not chunked:
-        close = True  # HTTP/1.0: the end of the connection is the end of the body
-    head = _head(reply, size, chunked, close, message.version == HttpVersion10)
-    transport = incoming.transport
-    if transport is None or transport.is_closing():
-        await _drop(body)
-        return False
-    if isinstance(body, Body):
-        if silent or body.data is not None:
-            transport.write(head if silent else head + (body.data or b""))
-            if incoming.protocol.writing_paused:
-                await _drain(incoming, timeout)
-        else:
-            transport.write(head)
-            for piece in pieces(body):
-                transport.write(piece)
-                await _drain(incoming, timeout)
-        return not transport.is_closing()
-    assert isinstance(body, AsyncIterator)
-    transport.write(head)
-    if silent:
-        await _drop(body)
-        return True
-    return await _stream(incoming, body, size, chunked, timeout)
+        return None
+    if not isinstance(reply.body, Body):
+        return reply.length
+    if not silent:
+        return reply.body.size
+    return (reply.body.size if reply.length is None else reply.length) or None
 
 
 async def _stream(
-    incoming: Incoming,
-    body: AsyncIterator[bytes],
-    size: int | None,
-    chunked: bool,
-    timeout: float,
+    incoming: Incoming, body: AsyncIterator[bytes], size: int | None, chunked: bool
 ) -> bool:
     """Piece by piece. A body that breaks off breaks the connection off, so that it shows."""
-    transport = incoming.transport
-    assert transport is not None
+    connection = incoming.connection
+    transport = connection.transport
     sent = 0
-    task = asyncio.current_task()
-    incoming.streaming = task
+    task = incoming.streaming = asyncio.current_task()
     try:
         async for piece in body:
             if not piece:
@@ -135,8 +100,8 @@ async def _stream(
             if size is not None and sent > size:
                 raise ValueError("the answer is longer than it said")
             transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-            if incoming.protocol.writing_paused:
-                await _drain(incoming, timeout)
+            if connection.writing_paused:
+                await connection.drain()
             if transport.is_closing():
                 return False
         if size is not None and sent != size:
@@ -145,7 +110,7 @@ async def _stream(
             transport.write(b"0\r\n\r\n")
         return not transport.is_closing()
     except asyncio.CancelledError:
-        if incoming.protocol.transport is not None or task is None:
+        if task is None or not transport.is_closing():
             raise  # the whole process is stopping
         task.uncancel()
         return False
@@ -160,7 +125,7 @@ async def _stream(
         await _drop(body)
 
 
-def _head(reply: Reply, size: int | None, chunked: bool, close: bool, old: bool) -> bytes:
+def _head(reply: Reply, size: int | None, chunked: bool, connection: str) -> bytes:
     reason = _CONTROL.sub(" ", reply.reason) if reply.reason else ""
     lines = [f"HTTP/1.1 {reply.status} {reason}"]
     lines += [f"{name}: {value}" for name, value in reply.headers if name.lower() not in _FRAMING]
@@ -168,10 +133,8 @@ def _head(reply: Reply, size: int | None, chunked: bool, close: bool, old: bool)
         lines.append("Transfer-Encoding: chunked")
     elif size is not None:
         lines.append(f"Content-Length: {size}")
-    if close:
-        lines.append("Connection: close")
-    elif old:
-        lines.append("Connection: keep-alive")
+    if connection:
+        lines.append(f"Connection: {connection}")
     lines.append("\r\n")
     head = "\r\n".join(lines)
     # One count finds a line break inside a field, whoever put it there.
@@ -181,20 +144,8 @@ def _head(reply: Reply, size: int | None, chunked: bool, close: bool, old: bool)
     return wire(head)
 
 
-async def _drain(incoming: Incoming, timeout: float) -> None:
-    """Raises ConnectionError if the caller is gone, TimeoutError if it does not read."""
-    async with asyncio.timeout(timeout):
-        await incoming.protocol.drain()
-
-
 async def _drop(body: object) -> None:
     """Let a body's source know that nobody reads on."""
     close = getattr(body, "aclose", None)
     if close is not None:
         await close()
-
-
-def _abort(incoming: Incoming) -> None:
-    transport = incoming.transport
-    if transport is not None:
-        transport.abort()

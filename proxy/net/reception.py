@@ -6,7 +6,7 @@ written down: framing, versions, targets, fields that ``Connection`` must not na
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
@@ -20,9 +20,9 @@ from proxy.core.identity import (
     identify,
     strip_baggage,
 )
-from proxy.core.model import Headers, Request, header
+from proxy.core.model import Request, header
 from proxy.core.refusal import Refusal
-from proxy.net.exchange import Arrival, Inlet
+from proxy.net.exchange import Arrival
 from proxy.net.headers import (
     HOP_BY_HOP,
     NOT_FORWARDED,
@@ -34,63 +34,50 @@ from proxy.net.headers import (
     text,
     tokens,
 )
-from proxy.net.incoming import BodilessInlet, HttpInlet, Incoming, Refused, Site
+from proxy.net.incoming import Incoming, Refused, Site
 from proxy.net.target import BadTarget, Place
 
-_TAKEN_OUT = NOT_FORWARDED | IDENTITY_HEADERS | {"baggage"}
-_names = Names(_TAKEN_OUT)
+_OURS = IDENTITY_HEADERS | {"baggage"}
+_CONNECTION_WORDS = HOP_BY_HOP | {"close"}
+_names = Names(NOT_FORWARDED | _OURS)
 
 
 class Reception:
     """Turns requests into arrivals; the options that are the same for all of them."""
 
-    def __init__(
-        self,
-        *,
-        pseudonym: str | None,
-        run_tokens: bool,
-        body_timeout: float,
-        spool_dir: Path | None,
-    ) -> None:
+    def __init__(self, *, pseudonym: str | None, run_tokens: bool) -> None:
         self._loop_mark = f" {pseudonym}" if pseudonym else None
         self._run_tokens = run_tokens
-        self._body_timeout = body_timeout
-        self._spool_dir = spool_dir
 
-    def arrival(self, incoming: Incoming, site: Site) -> Arrival:
+    def arrival(self, incoming: Incoming) -> Arrival:
         """Raises Refused."""
-        message = incoming.message
-        fields, special = _sort(message)
-        found = _Special(special)
-        _check_framing(message, found)
-        if found.expect is not None:
-            if found.expect.lower() != "100-continue":
+        message, site = incoming.message, incoming.connection.site
+        fields = _Fields(message.raw_headers)
+        found, passing = fields.found, fields.passing
+        length = _length(message, found)
+        if "expect" in found:
+            if found["expect"].lower() != "100-continue":
                 raise Refused("only the expectation 100-continue is understood", 417)
             incoming.expects = True
-        if found.nominated:
-            fields = _without_nominated(fields, found.nominated)
+        if "connection" in found:
+            passing = _without_nominated(passing, found["connection"])
         if self._loop_mark is not None:
-            self._check_loop(fields)
+            self._check_loop(passing)
         try:
-            place = site.place(message.path, found.host, tuple(fields))
+            place = site.place(message.path, found.get("host", ""), passing)
         except BadTarget as error:
             raise Refused(error.detail, error.status) from None
-        if found.ours:
-            _keep_signed(fields, found)
+        if fields.ours:
+            passing += _signed_or_foreign(fields)
         request = Request(
-            message.method, place.scheme, place.host, place.port, place.target, tuple(fields)
-        )
-        length = _length(message, found)
-        inlet: Inlet = (
-            BodilessInlet(incoming)
-            if length == 0
-            else HttpInlet(incoming, self._body_timeout, self._spool_dir)
+            message.method, place.scheme, place.host, place.port, place.target, tuple(passing)
         )
         upgrade = ""
         if message.upgrade and message.method == "GET" and length == 0:
-            upgrade = found.upgrade if found.upgrade.lower() == "websocket" else ""
-        arrival = Arrival(request, None, None, length, upgrade, inlet)
-        self._name(arrival, found, site, place)
+            wanted = found.get("upgrade", "")
+            upgrade = wanted if wanted.lower() == "websocket" else ""
+        arrival = Arrival(request, None, None, length, upgrade, incoming)
+        self._name(arrival, fields, site, place)
         return arrival
 
     def credential(self, incoming: Incoming) -> tuple[str, str] | None:
@@ -101,8 +88,9 @@ class Reception:
         )
         return _credential(value)
 
-    def _name(self, arrival: Arrival, found: _Special, site: Site, place: Place) -> None:
-        credential = _credential(found.credential)
+    def _name(self, arrival: Arrival, fields: _Fields, site: Site, place: Place) -> None:
+        found = fields.found
+        credential = _credential(found.get("proxy-authorization"))
         if credential is None:
             credential = site.credential
         elif site.credential is not None and credential != site.credential:
@@ -110,10 +98,10 @@ class Reception:
             arrival.bad = Refusal("bad-request", detail)
             return
         try:
-            if found.repeated:
+            if fields.repeated:
                 # Sources.of knows what two fields of one name mean; they hardly ever come.
                 sources = Sources.of(
-                    found.identity_fields(),
+                    tuple(fields.ours),
                     credential=credential,
                     path=place.path,
                     tokens=self._run_tokens,
@@ -121,10 +109,10 @@ class Reception:
             else:
                 sources = Sources(
                     credential,
-                    found.ours.get(RUN_HEADER),
-                    found.ours.get(STEP_HEADER),
-                    found.ours.get(OPERATION_HEADER),
-                    found.ours.get("baggage"),
+                    found.get(RUN_HEADER),
+                    found.get(STEP_HEADER),
+                    found.get(OPERATION_HEADER),
+                    found.get("baggage"),
                     place.path,
                     self._run_tokens,
                 )
@@ -142,94 +130,45 @@ class Reception:
                         raise Refused("this call has come through this proxy before: a loop", 508)
 
 
-class _Special:
-    """The fields that do not go on, by what they are for."""
+class _Fields:
+    """The fields of a request, sorted by what becomes of them."""
 
-    __slots__ = (
-        "_ours",
-        "content_length",
-        "credential",
-        "encoding",
-        "expect",
-        "host",
-        "nominated",
-        "ours",
-        "repeated",
-        "upgrade",
-    )
+    __slots__ = ("found", "ours", "passing", "repeated")
 
-    def __init__(self, special: list[tuple[str, str, str]]) -> None:
-        self.host = ""
-        self.content_length: str | None = None
-        self.encoding: str | None = None
-        self.expect: str | None = None
-        self.upgrade = ""
-        self.credential: str | None = None
-        self.nominated: list[str] = []
-        self.ours: dict[str, str] = {}
-        self.repeated = False
-        self._ours: list[tuple[str, str]] = []
-        for lower, name, value in special:
-            if lower == "host":
-                self.host = value
-            elif lower == "content-length":
-                self.content_length = value
-            elif lower == "proxy-authorization":
-                self.credential = value
-            elif lower in IDENTITY_HEADERS or lower == "baggage":
-                self.repeated = self.repeated or lower in self.ours
-                self.ours[lower] = value
-                self._ours.append((name, value))
-            elif lower == "connection":
-                self.nominated += [t for t in tokens(value) if t not in _CONNECTION_WORDS]
-            elif lower == "transfer-encoding":
-                self.encoding = value if self.encoding is None else f"{self.encoding}, {value}"
-            elif lower == "expect":
-                self.expect = value if self.expect is None else f"{self.expect}, {value}"
-            elif lower == "upgrade":
-                self.upgrade = value
-
-    def identity_fields(self) -> Headers:
-        return tuple(self._ours)
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        self.passing: list[tuple[str, str]] = []
+        self.ours: list[tuple[str, str]] = []  # that name the caller
+        self.found: dict[str, str] = {}  # all that do not go on, by lower-case name, joined
+        self.repeated = False  # one of ours comes twice
+        for raw_name, raw_value in raw:
+            name, lower, taken_out = _names[raw_name]
+            value = raw_value.decode("utf-8", "surrogateescape")
+            if not taken_out:
+                self.passing.append((name, value))
+                continue
+            before = self.found.get(lower)
+            self.found[lower] = value if before is None else f"{before}, {value}"
+            if lower in _OURS:
+                self.ours.append((name, value))
+                self.repeated = self.repeated or before is not None
 
 
-_CONNECTION_WORDS = HOP_BY_HOP | {"close"}
-
-
-def _sort(
-    message: RawRequestMessage,
-) -> tuple[list[tuple[str, str]], list[tuple[str, str, str]]]:
-    """(fields that go on, (lower-case name, name, value) of those that do not)."""
-    fields: list[tuple[str, str]] = []
-    special: list[tuple[str, str, str]] = []
-    for raw_name, raw_value in message.raw_headers:
-        name, lower, taken_out = _names[raw_name]
-        value = raw_value.decode("utf-8", "surrogateescape")
-        if taken_out:
-            special.append((lower, name, value))
-        else:
-            fields.append((name, value))
-    return fields, special
-
-
-def _check_framing(message: RawRequestMessage, found: _Special) -> None:
+def _length(message: RawRequestMessage, found: dict[str, str]) -> int | None:
+    """Bytes of the body, None where it is chunked. Raises Refused for a framing that could be read
+    in two ways."""
     version = message.version
     if version not in (HttpVersion11, HttpVersion10):
         raise Refused("only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
-    encoding = found.encoding
+    length = found.get("content-length")
+    encoding = found.get("transfer-encoding")
     if encoding is not None:
         if version == HttpVersion10:
             raise Refused("Transfer-Encoding does not exist in HTTP/1.0")
         if encoding.strip().lower() != "chunked":
             raise Refused("the only transfer coding understood is chunked", 501)
-        if found.content_length is not None:
+        if length is not None:
             raise Refused("a request has either Content-Length or Transfer-Encoding")
-
-
-def _length(message: RawRequestMessage, found: _Special) -> int | None:
-    if found.encoding is not None or message.chunked:
         return None
-    length = found.content_length
     if length is None:
         return 0
     if not (length.isascii() and length.isdigit()):
@@ -237,26 +176,27 @@ def _length(message: RawRequestMessage, found: _Special) -> int | None:
     return int(length)
 
 
-def _without_nominated(
-    fields: list[tuple[str, str]], nominated: list[str]
-) -> list[tuple[str, str]]:
+def _without_nominated(fields: list[tuple[str, str]], connection: str) -> list[tuple[str, str]]:
+    """The fields that ``Connection`` does not make hop-by-hop. Raises Refused."""
+    nominated = frozenset(tokens(connection)) - _CONNECTION_WORDS
+    if not nominated:
+        return fields
     if any(is_protected(name) for name in nominated):
         raise Refused("Connection names a field that belongs to the whole way of a request")
-    gone = frozenset(nominated)
-    return [pair for pair in fields if pair[0].lower() not in gone]
+    return [pair for pair in fields if pair[0].lower() not in nominated]
 
 
-def _keep_signed(fields: list[tuple[str, str]], found: _Special) -> None:
+def _signed_or_foreign(fields: _Fields) -> Iterator[tuple[str, str]]:
     """Identity fields do not go on, unless a signature covers them; foreign baggage goes on."""
-    signed = signed_names(header(fields, "authorization"))
-    for name, value in found.identity_fields():
+    signed = signed_names(header(fields.passing, "authorization"))
+    for name, value in fields.ours:
         lower = name.lower()
         if lower in signed:
-            fields.append((name, value))
+            yield name, value
         elif lower == "baggage":
             rest = strip_baggage(value)
             if rest is not None:
-                fields.append((name, rest))
+                yield name, rest
 
 
 def _credential(value: str | None) -> tuple[str, str] | None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.core.model import Headers, header
-from proxy.net.incoming import Refused
+from proxy.core.model import header
+from proxy.net.incoming import Fields, Refused
 from proxy.net.target import DEFAULT_PORTS, BadTarget, Place, absolute, authority, origin, via
 
 LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -27,7 +27,7 @@ class ProxySite:
         self._own = LOOPBACK_NAMES | frozenset(own_names)
         self.port = 0  # of the listener, once it is known
 
-    def place(self, target: str, host: str, headers: Headers) -> Place:
+    def place(self, target: str, host: str, headers: Fields) -> Place:
         if not target.startswith("/"):
             named = absolute(target)
             if not self._is_gateway(named):
@@ -60,7 +60,7 @@ class TunnelSite:
         self._port = port
         self.credential = credential
 
-    def place(self, target: str, host: str, headers: Headers) -> Place:
+    def place(self, target: str, host: str, headers: Fields) -> Place:
         if target.startswith("/"):
             named = authority(host, DEFAULT_PORTS[self._scheme])
             path = origin(target)
@@ -90,7 +90,7 @@ class FixedSite:
         self._prefix = self._base.target.rstrip("/")
         self._own = LOOPBACK_NAMES | frozenset(own_names)
 
-    def place(self, target: str, host: str, headers: Headers) -> Place:
+    def place(self, target: str, host: str, headers: Fields) -> Place:
         if not target.startswith("/"):
             raise BadTarget("this listener is a gateway and no proxy: send a path")
         check_caller(host, headers, self._own)
@@ -98,7 +98,7 @@ class FixedSite:
         return Place(base.scheme, base.host, base.port, self._prefix + origin(target))
 
 
-def check_caller(host: str, headers: Headers, own: frozenset[str]) -> None:
+def check_caller(host: str, headers: Fields, own: frozenset[str]) -> None:
     """Raises Refused for a gateway request that a web page could have caused."""
     if header(headers, "origin") is not None or header(headers, "sec-fetch-site") is not None:
         raise Refused("gateway paths are not for browsers", 403)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -29,8 +29,7 @@ class BadTarget(Exception):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The destination of one request. ``path`` is RUN and STEP of a gateway path, undecoded."""
 
     scheme: str

@@ -24,7 +24,7 @@ from proxy.net.target import BadTarget, authority
 from proxy.net.tls import CertificateAuthority
 
 if TYPE_CHECKING:
-    from proxy.net.frontend import Handler
+    from proxy.net.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Tunnels:
         knows_host: Callable[[str, int], bool],
         tunnel_hosts: Sequence[str],
         dial: Callable[[str, int], Awaitable[NotSent | Pipe]] | None,
-        inner: Callable[[TunnelSite], Handler],
+        inner: Callable[[TunnelSite], Connection],
         on_tunnel: Callable[[str, str], None],
     ) -> None:
         self._authority = authority
@@ -71,22 +71,19 @@ class Tunnels:
         self._on_tunnel = on_tunnel
         self._distrusted: dict[tuple[str, int], None] = {}
         self._warned: set[str] = set()
-        self.pipes: set[StreamPipe] = set()  # open raw connections of callers
 
     async def connect(self, incoming: Incoming, credential: tuple[str, str] | None) -> None:
         """Serves one CONNECT to its end. Raises Refused before anything was answered."""
         host, port = _destination(incoming)
-        handler = incoming.protocol
         upstream: Pipe | None = None
         why = self._blind_from_the_start(host, port)
         if why is not None:
             upstream = await self._dialled(host, port)
-        pipe = await handoff.detach(handler, ESTABLISHED)
+        pipe = await incoming.connection.give(incoming, ESTABLISHED)
         if pipe is None:
             if upstream is not None:
                 upstream.close()
             return
-        self.pipes.add(pipe)
         try:
             if upstream is not None and why is not None:
                 self._on_tunnel(host, why)
@@ -96,9 +93,7 @@ class Tunnels:
         except (OSError, Refused) as error:
             log.debug("a tunnel ended early: %s", error)
         finally:
-            self.pipes.discard(pipe)
             pipe.close()
-            handoff.release(handler)
 
     def _blind_from_the_start(self, host: str, port: int) -> str | None:
         for name in self._left_alone:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from proxy.core.call import Policy
@@ -17,7 +20,9 @@ from proxy.core.operation import Kind
 from proxy.engine import Settings
 from proxy.ledger.base import Change, LedgerError
 from proxy.ledger.memory import MemoryLedger
+from proxy.ledger.sqlite import SqliteLedger
 from proxy.net.exchange import Arrival
+from tests.fakes.clock import FakeClock
 from tests.fakes.scripted import Proxy, Scripted, answer, ruleset
 from tests.fakes.world import Opened, post
 
@@ -152,6 +157,17 @@ def slowly(
     return step
 
 
+@contextlib.asynccontextmanager
+async def on_disk(folder: Path, clock: FakeClock) -> AsyncIterator[SqliteLedger]:
+    """A ledger of its own in a file, closed at the end whatever the test came to."""
+    ledger = SqliteLedger(folder / "ledger.db", key=secrets.token_bytes(32), clock=clock)
+    await ledger.open()
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
+
+
 async def settle_often(proxy: Proxy, rounds: int = 40, seconds: float = 5) -> None:
     """Time passes and the background does what it does."""
     for _ in range(rounds):
@@ -186,6 +202,10 @@ class Gate:
         await self.open.wait()
         self.running -= 1
         return self.result
+
+    async def reached(self) -> None:
+        """Until a send is on the wire; one that never comes fails the test instead of hanging."""
+        await asyncio.wait_for(self.entered.wait(), 10)
 
 
 class Cut(Opened):

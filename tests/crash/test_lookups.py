@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from pathlib import Path
 from typing import Any
 
 from proxy.core.operation import State
 from proxy.ledger.base import Ledger
 from proxy.ledger.memory import MemoryLedger
-from proxy.ledger.sqlite import SqliteLedger
 from tests.crash.support import (
     IMPATIENT,
     QUERIED,
     boom,
     note,
     note_key,
+    on_disk,
     page,
     queried,
     settle_often,
@@ -60,10 +59,8 @@ async def text_twice(rules: str, clock: FakeClock, ledger: Ledger) -> tuple[Prox
 
 async def test_one_object_is_the_effect_of_one_operation(tmp_path: Path) -> None:
     clock = FakeClock(auto=False)
-    ledger = SqliteLedger(tmp_path / "ledger.db", key=secrets.token_bytes(32), clock=clock)
-    await ledger.open()
-    proxy, replies = await text_twice(BY_CONTENT, clock, ledger)
-    await ledger.close()
+    async with on_disk(tmp_path, clock) as ledger:
+        proxy, replies = await text_twice(BY_CONTENT, clock, ledger)
     assert len(proxy.api.writes) == 2
     assert sorted(r.status for r in replies) == [200, 424]
 
@@ -88,6 +85,20 @@ async def test_quiet_counts_from_an_attempt_that_ended_in_a_fault_of_our_own() -
     reply = await proxy.call(note())
     assert len(proxy.api.writes) == 2
     assert (reply.status, code(reply)) == (409, "outcome-unknown")
+
+
+async def test_looks_before_an_attempt_say_nothing_about_it() -> None:
+    """It was absent, was sent again, and is lost again: the quiet before it is over."""
+    proxy = queried(LOST, settings=IMPATIENT, lookups=[page()] * 200)
+    await proxy.call(note())
+    await settle_often(proxy)
+    proxy.api.sends = [LOST]
+    await proxy.call(note())
+    await settle_often(proxy, rounds=3)
+    reply = await proxy.call(note())
+    assert len(proxy.api.writes) == 2
+    assert proxy.operation(note_key(proxy)).state is State.UNKNOWN
+    assert code(reply) == "outcome-unknown"
 
 
 async def test_one_call_sends_at_most_five_times_however_quick_absence_is_proven() -> None:

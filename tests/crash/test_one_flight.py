@@ -4,7 +4,6 @@ name."""
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from proxy.core.model import Request
 from proxy.ledger.memory import MemoryLedger
-from proxy.ledger.sqlite import SqliteLedger
 from tests.crash.support import (
     IMPATIENT,
     KEYED,
@@ -24,6 +22,7 @@ from tests.crash.support import (
     invoice,
     key_of,
     keyed,
+    on_disk,
     plain,
     refund,
     slowly,
@@ -69,7 +68,7 @@ async def test_a_call_that_comes_while_the_background_reads_the_request_is_sent_
     await ledger.reading.wait()
     calling = asyncio.create_task(proxy.call(refund()))
     ledger.readable.set()
-    await gate.entered.wait()
+    await gate.reached()
     twin = await proxy.call(refund())
     await settle_again(proxy)
     gate.open.set()
@@ -90,21 +89,19 @@ async def settle_again(proxy: Proxy) -> None:
 
 async def test_a_large_request_read_back_from_disk_is_sent_by_one_flight(tmp_path: Path) -> None:
     clock = FakeClock()
-    ledger = SqliteLedger(tmp_path / "ledger.db", key=secrets.token_bytes(32), clock=clock)
-    await ledger.open()
-    proxy = keyed(LOST, clock=clock, ledger=ledger, settings=IMPATIENT)
-    large = {"amount": 1, "blob": "x" * 200_000}
-    await proxy.call(post("/refunds", large))
-    await proxy.restart()
-    gate = Gate(answer(200, OK))
-    proxy.api.sends = [gate] * 3
-    settling = asyncio.create_task(proxy.recovery.settle(f"{REFUND}/v1"))
-    calling = asyncio.create_task(proxy.call(post("/refunds", large)))
-    await gate.entered.wait()
-    twin = await proxy.call(post("/refunds", large))
-    gate.open.set()
-    await asyncio.gather(settling, calling)
-    await ledger.close()
+    async with on_disk(tmp_path, clock) as ledger:
+        proxy = keyed(LOST, clock=clock, ledger=ledger, settings=IMPATIENT)
+        large = {"amount": 1, "blob": "x" * 200_000}
+        await proxy.call(post("/refunds", large))
+        await proxy.restart()
+        gate = Gate(answer(200, OK))
+        proxy.api.sends = [gate] * 3
+        settling = asyncio.create_task(proxy.recovery.settle(f"{REFUND}/v1"))
+        calling = asyncio.create_task(proxy.call(post("/refunds", large)))
+        await gate.reached()
+        twin = await proxy.call(post("/refunds", large))
+        gate.open.set()
+        await asyncio.gather(settling, calling)
     assert gate.most == 1
     assert len(proxy.api.writes) == 2
     assert code(twin) == "operation-in-progress"

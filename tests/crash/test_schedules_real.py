@@ -36,7 +36,7 @@ from tests.fakes.whole import (
 
 LONG = b"x" * 300_000  # more than an answer that is awaited before it begins to flow
 TAIL = b"the end"
-EVENTS = (b"data: one\n\n", b"data: two\n\n", b"data: three\n\n")
+EVENTS = [b"data: %d\n\n" % number for number in range(50)]
 LAST_CHUNK = b"0\r\n\r\n"
 WITHIN = 10.0  # seconds; far above any honest end
 STILL = 0.3  # seconds in which a byte that is wrongly let through would have come
@@ -139,7 +139,7 @@ async def head(client: RawClient) -> dict[str, str]:
 # M1: answers that flow
 
 
-@pytest.mark.parametrize("path", ["keyed", "plain", "judged"])
+@pytest.mark.parametrize("path", ["keyed", "plain"])
 async def test_m1_a_long_answer_flows_while_it_is_recorded_and_its_last_chunk_waits(
     path: str, tmp_path: Path
 ) -> None:
@@ -169,13 +169,17 @@ async def test_m1_an_event_stream_flows_event_by_event_however_short(tmp_path: P
     api = Streaming(*EVENTS, kind="text/event-stream; charset=utf-8")
     async with streaming(tmp_path, api) as (server, door), RawClient(door.port) as client:
         await client.send(post(url(server, "plain"), {"a": 1}))
-        api.go_on(2)
         assert (await head(client))["status"] == "200"
-        assert await body_bytes(client, len(EVENTS[0])) == EVENTS[0]
+        came = asyncio.create_task(client.reader.readuntil(EVENTS[0]))
+        sent = 0
+        while not came.done():  # what comes together flows together; not all of it does
+            sent += 1
+            api.go_on()
+            await asyncio.wait({came}, timeout=STILL)
+        assert sent < len(EVENTS)
         assert door.durable_state(key_of("plain")) == "in_flight"
-        api.go_on()
-        rest = b"".join(EVENTS[1:])
-        assert await body_bytes(client, len(rest)) == rest
+        api.go_on(len(EVENTS) - sent)
+        await client.reader.readuntil(LAST_CHUNK)
         assert door.durable_state(key_of("plain")) == "succeeded"
         again = await door.call(url(server, "plain"), {"a": 1})
         assert len(server.requests) == 1
@@ -246,7 +250,13 @@ async def test_m1_an_answer_cut_while_it_flows_is_unknown_where_its_body_decides
         assert told["state"] == "unknown"
 
 
-@pytest.mark.parametrize("framing", ["chunks", "length"])
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "chunks",
+        "length",
+    ],
+)
 async def test_m1_an_answer_cut_while_it_flows_never_looks_whole_where_its_status_decides(
     framing: str, tmp_path: Path
 ) -> None:
@@ -498,22 +508,3 @@ async def test_h7_a_wrong_key_refuses_to_start_and_the_right_one_has_it_all(
         again = await door.call(toy.url + "/messages", BODY)
         assert effects(toy) == (1, 1)
         assert (outcome(again), again.body) == ("replayed", first.body)
-
-
-@pytest.mark.parametrize("path", ["/invoices", "/messages"])
-async def test_h7_a_run_of_a_lost_ledger_is_asked_about_before_anything_is_sent(
-    toy: ToyApi, tmp_path: Path, path: str
-) -> None:
-    """The head file, which lies outside the database, remembers that there was one."""
-    async with whole(tmp_path, toy_rules(toy.url)) as door:
-        await door.call(toy.url + path, BODY)
-    for file in (tmp_path / "state").glob("ledger.db*"):
-        if not file.name.endswith(".head"):
-            file.unlink()
-    async with whole(tmp_path, toy_rules(toy.url)) as door:
-        got = await door.call(toy.url + path, BODY)
-        assert effects(toy) == (1, 1)
-        if path == "/invoices":
-            assert (got.status, outcome(got)) == (201, "reconciled")
-        else:
-            assert_refused(got, 424, "outcome-unresolved")

@@ -13,7 +13,8 @@ import pytest
 
 from proxy.core.model import Body
 from proxy.net.exchange import Arrival, Reply
-from proxy.net.frontend import FIELD_LIMIT, FrontDoor
+from proxy.net.frontend import FrontDoor
+from proxy.net.parsing import FIELD_LIMIT
 from tests.fakes.door import Echo, open_door, open_passing_door
 from tests.fakes.rawclient import Got, RawClient
 from tests.fakes.rawserver import Connection, RawServer, Received, answering

@@ -91,3 +91,16 @@ def test_a_terminal_gets_text() -> None:
     structlog.reset_defaults()
     assert "look here" in stream.getvalue()
     assert "password=***" in stream.getvalue()
+
+
+def test_a_full_disk_under_the_log_fails_nobody(out: io.StringIO) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    log.configure("info", "json", Full())
+    structlog.get_logger().info("dropped")
+    logging.getLogger("library").warning("dropped")
+    log.configure("info", "json", out)
+    structlog.get_logger().info("kept")
+    assert json.loads(out.getvalue())["event"] == "kept"

@@ -1,0 +1,292 @@
+"""One caller's connection: bytes in, one request after the other, and when it ends.
+
+The parser stops after each request, so that what a caller sends ahead stays bytes until the answer
+before it is written. A caller that leaves ends the connection and nothing else: its request's task
+goes on, because the engine decides what a call still has to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import cast
+
+from aiohttp.http_exceptions import HttpProcessingError
+
+from proxy.net import parsing, problem
+from proxy.net.incoming import Incoming, Site
+from proxy.net.outgoing import whole
+from proxy.net.pipe import StreamPipe
+
+log = logging.getLogger(__name__)
+
+AHEAD_LIMIT = 1 << 16  # bytes sent ahead of an answer before the caller has to wait
+LINGER = 5.0  # seconds to take in what a refused caller still sends, so that it reads the answer
+
+
+class Server:
+    """What all connections have in common, and the list of open ones."""
+
+    def __init__(
+        self,
+        handle: Callable[[Incoming], Awaitable[bool]],
+        *,
+        idle_timeout: float,
+        body_timeout: float,
+        write_timeout: float,
+        spool_dir: Path | None,
+    ) -> None:
+        """``handle`` answers a request; False ends its connection."""
+        self.handle = handle
+        self.idle_timeout = idle_timeout
+        self.body_timeout = body_timeout
+        self.write_timeout = write_timeout
+        self.spool_dir = spool_dir
+        self.connections: set[Connection] = set()
+
+    def make(self, site: Site) -> Connection:
+        return Connection(self, site)
+
+    def dismiss(self) -> None:
+        """Closes the connections that have no request."""
+        for connection in list(self.connections):
+            if connection.task is None:
+                connection.transport.close()
+
+    def calls(self) -> list[asyncio.Task[None]]:
+        """The tasks of running calls; a tunnel is none."""
+        return [c.task for c in self.connections if c.task is not None and not c.given]
+
+    async def drained(self) -> None:
+        """Returns when no call runs."""
+        while calls := self.calls():
+            await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """Cuts off what is left."""
+        busy = {c.task: c.transport for c in self.connections if c.task is not None}
+        for task in busy:
+            task.cancel()
+        if busy:
+            await asyncio.wait(busy, timeout=1.0)  # tasks end at once, unless something is wrong
+        for transport in busy.values():
+            transport.abort()
+        self.dismiss()
+
+
+class Connection(asyncio.Protocol):
+    """A caller's side of HTTP/1.1, with the site it belongs to."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Server, site: Site) -> None:
+        self.server = server
+        self.site = site
+        self.task: asyncio.Task[None] | None = None  # that answers the request in hand
+        self.given = False  # to another protocol
+        self._loop = asyncio.get_running_loop()
+        self._parser = parsing.parser(self, self._loop)
+        self._incoming: Incoming | None = None  # the request in hand
+        self._ahead = b""  # what came after it
+        self._deaf = False  # nothing that still comes is looked at
+        self._full = False  # the request's body has to be read before more of it is taken
+        self._reading = True
+        self._writable: asyncio.Future[None] | None = None  # there while writing has to wait
+        self._idle_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[None] = self._loop.create_future()
+
+    # What the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.server.connections.add(self)
+        self._idle_since = self._loop.time()
+        self._wake_up_at(self._idle_since + self.server.idle_timeout, self._check_idle)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        if self._incoming is None or self._incoming.body_pending:
+            self._feed(data)
+        else:
+            self._ahead += data
+            self._balance()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._incoming is not None:
+            self._incoming.leave()
+        self.resume_writing()
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    # What the reader of a body calls
+
+    @property
+    def connected(self) -> bool:
+        return not self.gone
+
+    def pause_reading(self) -> None:
+        self._full = True
+        self._parser.pause_reading()
+        self._balance()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._full:
+            self._full = False
+            if resume_parser and not self._deaf:
+                self._feed(b"")  # what the parser holds back
+            self._balance()
+
+    # What a request's task calls
+
+    @property
+    def gone(self) -> bool:
+        return self.transport.is_closing()
+
+    @property
+    def writing_paused(self) -> bool:
+        return self._writable is not None
+
+    async def drain(self) -> None:
+        """Returns when more may be written. Raises ConnectionError if the caller is gone,
+        TimeoutError if it takes nothing."""
+        if self._writable is not None:
+            async with asyncio.timeout(self.server.write_timeout):
+                await self._writable
+        if self.gone:
+            raise ConnectionResetError("the caller is gone")
+
+    async def over(self) -> None:
+        """Returns when the connection has ended."""
+        await self._over
+
+    async def give(self, incoming: Incoming, first: bytes) -> StreamPipe | None:
+        """Writes ``first`` and gives the connection away as a raw pipe, with all that came after
+        the request; None if the caller is gone."""
+        if self.gone:
+            return None
+        self.transport.write(first)
+        try:
+            # The next protocol does not know of this one's pauses.
+            await self.drain()
+        except (ConnectionError, TimeoutError):
+            self.transport.abort()
+            return None
+        self.given = True
+        early = self._take_ahead(incoming)
+        self._balance()
+        pipe = StreamPipe()
+        pipe.take(self.transport, early)
+        return pipe
+
+    # Requests
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            messages, _, _ = self._parser.feed_data(data)
+        except HttpProcessingError as error:
+            self._misread(error)
+            return
+        for message, payload in messages:  # at most one
+            self._incoming = Incoming(message, payload, self)
+            self.task = self._loop.create_task(self._serve(self._incoming))
+
+    def _misread(self, error: HttpProcessingError) -> None:
+        if self._incoming is not None:  # its body is broken: its task answers
+            self._deaf = True
+            self._incoming.break_off()
+        else:
+            self.transport.write(whole(problem.reply(parsing.refused(error).refusal)))
+            self._part(linger=True)
+
+    async def _serve(self, incoming: Incoming) -> None:
+        goes_on = False
+        try:
+            goes_on = await self.server.handle(incoming)
+        except Exception:
+            log.exception("a request could not be answered")
+            self.transport.abort()
+        finally:
+            self.task = self._incoming = None
+            if self.given:
+                self.connection_lost(None)  # the loop tells the other protocol
+            elif goes_on:
+                self._go_on(incoming)
+            else:
+                self._part(linger=incoming.body_pending or not incoming.message.should_close)
+
+    def _go_on(self, incoming: Incoming) -> None:
+        if self.gone:
+            return
+        self._idle_since = self._loop.time()
+        self._feed(self._take_ahead(incoming))
+        self._balance()
+
+    def _take_ahead(self, incoming: Incoming) -> bytes:
+        ahead, self._ahead = self._ahead, b""
+        if incoming.message.upgrade:
+            # The parser has stopped for good behind it; this makes it give back what it holds.
+            self._parser.set_upgraded(True)
+            _, _, rest = self._parser.feed_data(b"")
+            self._parser.set_upgraded(False)
+            ahead = rest + ahead
+        return ahead
+
+    # Ends
+
+    def _part(self, *, linger: bool) -> None:
+        """Nothing more is taken from the caller, but it may still read."""
+        self._deaf = True
+        self._ahead = b""
+        if self.gone:
+            return
+        if linger and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._full = False
+            self._balance()
+            self._wake_up_at(self._loop.time() + LINGER, self._end)
+        else:
+            self._end()
+
+    def _check_idle(self) -> None:
+        """Runs seldom, whatever goes on: a timer for each request would cost more than this."""
+        now, limit = self._loop.time(), self.server.idle_timeout
+        due = self._idle_since + limit if self._incoming is None else now + limit
+        if due > now:
+            self._wake_up_at(due, self._check_idle)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.transport.close()
+        # It may not even take its last answer.
+        self._wake_up_at(self._loop.time() + self.server.write_timeout, self.transport.abort)
+
+    def _wake_up_at(self, due: float, action: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, action)
+
+    def _balance(self) -> None:
+        """Lets the caller send, or not."""
+        wanted = not self._full and len(self._ahead) <= AHEAD_LIMIT
+        if wanted is not self._reading and not self.gone:
+            self._reading = wanted
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()

@@ -1,0 +1,86 @@
+"""aiohttp's C parser: how it is set up, and what its refusals become.
+
+Only the C one may run: the other accepts shapes that this proxy must refuse. Everything that relies
+on how it works is here and in ``connection``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol, cast
+
+import aiohttp.http_parser
+from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import BadHttpMethod, HttpProcessingError, LineTooLong
+from aiohttp.streams import StreamReader
+
+from proxy.net.incoming import Refused
+
+LINE_LIMIT = 1 << 16  # bytes of the request line: presigned addresses are long
+FIELD_LIMIT = LINE_LIMIT - 1
+"""Bytes of one header field. Not the same number, because the parser's error names only the
+limit."""
+FIELD_COUNT = 256
+BODY_BUFFER = 1 << 17
+"""Bytes of a body held for a reader that is not there yet; at twice as many the caller has to
+wait."""
+
+
+class ParserMissing(RuntimeError):
+    """aiohttp's C parser is not there."""
+
+
+class Parser(Protocol):
+    """What is used of it."""
+
+    def feed_data(
+        self, data: bytes
+    ) -> tuple[list[tuple[RawRequestMessage, StreamReader]], bool, bytes]:
+        """(requests whose head is complete, whether they ended HTTP, what follows then). Raises
+        HttpProcessingError."""
+        ...
+
+    def pause_reading(self) -> None: ...
+
+    def set_upgraded(self, val: bool) -> None: ...
+
+
+def check() -> None:
+    """Raises ParserMissing."""
+    if not aiohttp.http_parser.HttpRequestParser.__module__.endswith("_http_parser"):
+        raise ParserMissing(
+            "aiohttp runs without its C parser, which accepts requests that must be refused: "
+            "unset AIOHTTP_NO_EXTENSIONS, or install a wheel of aiohttp for this platform"
+        )
+
+
+def parser(protocol: object, loop: asyncio.AbstractEventLoop) -> Parser:
+    """One that stops after each request until it is fed again. ``protocol`` is what the bodies'
+    readers tell when they have enough (``pause_reading``, ``resume_reading``, ``connected``)."""
+    make = cast(Any, aiohttp.http_parser.HttpRequestParser)
+    return cast(
+        Parser,
+        make(
+            protocol,
+            loop,
+            BODY_BUFFER,
+            max_line_size=LINE_LIMIT,
+            max_field_size=FIELD_LIMIT,
+            max_headers=FIELD_COUNT,
+            auto_decompress=False,
+            max_msg_queue_size=1,
+        ),
+    )
+
+
+def refused(error: HttpProcessingError) -> Refused:
+    """The answer to what could not be read; never with a word of what was sent."""
+    if isinstance(error, LineTooLong):
+        if str(FIELD_LIMIT) in str(error):
+            return Refused(f"a header field is longer than {FIELD_LIMIT} bytes", 431)
+        return Refused(f"the request line is longer than {LINE_LIMIT} bytes", 414)
+    if isinstance(error, BadHttpMethod):
+        return Refused("this is no HTTP request, or its method is not known")
+    if "Too many headers" in str(error):
+        return Refused(f"the request has more than {FIELD_COUNT} header fields", 431)
+    return Refused("the request is malformed")
