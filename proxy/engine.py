@@ -416,7 +416,7 @@ class Engine:
             marked=mark(bound.endpoint, operation.intent) is not None,
             same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
         )
-        self._sights.looked(operation.key, began, counts=learned.counts)
+        self._sights.looked(operation.key, began, ask.credential, counts=learned.counts)
         self.metrics.reconciled(operation.service, _RESULT[learned.events[0].kind])
         after = evolve_all(operation, learned.events)
         answer = verdict.answer if isinstance(verdict, Found) else None
@@ -511,7 +511,7 @@ class Engine:
         sight = self._sights.get(operation.key, mono)
         watch = Watch(
             quiet_for=mono - sight.quiet_since,
-            looked=sight.last_look is not None,
+            looked_with=sight.looked_with,
             looks=sight.looks,
             next_look_in=sight.next_look_in(bound.lookup, mono),
         )

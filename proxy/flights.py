@@ -117,6 +117,7 @@ class Sight:
     looks: int = 0
     tries: int = 0
     last_look: float | None = None
+    looked_with: tuple[str | None] | None = None  # whose credential the last look had
 
     def next_look_in(self, lookup: Lookup | None, now: float) -> float:
         if lookup is None:
@@ -147,11 +148,11 @@ class Sights:
         """A byte may have left until now: quiet begins anew, and earlier looks count no more."""
         self._sights[key] = Sight(now)
 
-    def looked(self, key: str, began: float, *, counts: bool) -> None:
+    def looked(self, key: str, began: float, credential: str | None, *, counts: bool) -> None:
         """A lookup that began then has ended; ``counts``: it found nothing, late enough."""
         sight = self.get(key, began)
         sight.tries += 1
-        sight.last_look = began
+        sight.last_look, sight.looked_with = began, (credential,)
         sight.looks = sight.looks + 1 if counts else 0
 
     def settled(self, key: str) -> None:

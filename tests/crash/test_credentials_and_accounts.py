@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from proxy.core.model import Request
 from proxy.core.operation import State
 from tests.crash.support import (
     IMPATIENT,
@@ -26,7 +27,7 @@ from tests.crash.support import (
     settle_often,
 )
 from tests.fakes.scripted import LOST, Proxy, Scripted, answer, code, fields, ruleset
-from tests.fakes.world import body_of, outcome, post
+from tests.fakes.world import Opened, body_of, outcome, post
 
 BY_USER = "account: {basic: user}"
 KEYED_BY_USER = saying(KEYED, BY_USER)
@@ -187,3 +188,31 @@ async def test_a_masked_credential_does_not_go_out_beside_the_rules_own() -> Non
     await proxy.recovery.settle_all()
     assert len(proxy.api.writes) == 1
     assert proxy.operation(REFUND).state is State.UNKNOWN
+
+
+async def test_the_first_credential_settles_what_another_could_not() -> None:
+    proxy = queried(LOST, settings=IMPATIENT, lookups=[answer(500)] * 3)
+    await proxy.call(note(headers=bearer("alice")))
+    await proxy.restart()
+    proxy.api.lookups = [only_for(proxy, bearer("alice"))] * 90
+    await proxy.call(note(headers=bearer("bob")))
+    await settle_often(proxy, rounds=3)
+    await proxy.call(note(headers=bearer("alice")))
+    await settle_often(proxy, rounds=20)
+    assert len(proxy.api.writes) == 1
+    assert proxy.operation(note_key(proxy)).state is State.SUCCEEDED
+
+
+async def test_a_renewed_token_settles_what_the_expired_one_could_not() -> None:
+    def look(request: Request) -> Opened:
+        if request.header("Authorization") == "Bearer old":
+            return answer(401, {})
+        return page({"id": "n1", "mark": f"{note_key(proxy)}/v1"})
+
+    proxy = queried(LOST, settings=IMPATIENT)
+    proxy.api.lookups = [look] * 90
+    await proxy.call(note(headers=bearer("old")))
+    await settle_often(proxy, rounds=3)
+    await proxy.call(note(headers=bearer("new")))
+    await settle_often(proxy, rounds=20)
+    assert proxy.operation(note_key(proxy)).state is State.SUCCEEDED

@@ -33,6 +33,10 @@ def expired(title: str, *args: object, **more: object) -> Case:
     return Case(title, args[0], Refuse, EXPIRED, "outcome-unresolved", **more)  # type: ignore[arg-type]
 
 
+def waits_for_its_caller(title: str, *args: object, **more: object) -> Case:
+    return Case(title, args[0], Refuse, CREDENTIALS, "outcome-unresolved", **more)  # type: ignore[arg-type]
+
+
 @table(
     Case("comes again", LOST, Forward, UNDER_KEY),
     Case("held, too soon", LOST, Hold, "waiting before the re-send", after=0, ask=THIS_CALL),
@@ -118,11 +122,11 @@ def test_a_window_that_is_not_stated_holds_within_one_call(case: Case) -> None:
 @table(
     Case("young", LOST, Forward, UNDER_KEY, ask=BACKGROUND),
     Case("five minutes", LOST, Forward, UNDER_KEY, after=300, ask=BACKGROUND),
-    expired("older", LOST, after=301, ask=BACKGROUND),
+    waits_for_its_caller("older", LOST, after=301, ask=BACKGROUND),
     Case("older, but it can ask", LOST, Reconcile, LOOK, after=301, ask=BACKGROUND, seen=ASKABLE),
     Case("older, and a caller has come", LOST, Forward, UNDER_KEY, after=301),
     Case("its own credential", ALICES, Forward, UNDER_KEY, ask={**BACKGROUND, **ALICE}),
-    expired("another credential", ALICES, ask={**BACKGROUND, **BOB}),
+    waits_for_its_caller("another credential", ALICES, ask={**BACKGROUND, **BOB}),
     Case("another, but a caller's", ALICES, Forward, UNDER_KEY, ask=BOB),
 )
 def test_the_background_sends_only_what_is_young_and_as_it_was(case: Case) -> None:
@@ -161,10 +165,10 @@ UNKEPT = operation(*tries(1), body_kept=False)
 @table(
     Case("signed, the same bytes", LOST, Forward, UNDER_KEY, endpoint={"signed": "sigv4"}),
     expired("signed, other bytes", LOST, ask=with_body("c"), endpoint={"signed": "sigv4"}),
-    expired("signed, nobody here", LOST, ask=BACKGROUND, endpoint={"signed": "body"}),
+    waits_for_its_caller("signed, nobody here", LOST, ask=BACKGROUND, endpoint={"signed": "body"}),
     Case("not kept, the same bytes", UNKEPT, Forward, UNDER_KEY),
     expired("not kept, other bytes", UNKEPT, ask=with_body("c")),
-    expired("not kept, nobody here", UNKEPT, ask=BACKGROUND),
+    waits_for_its_caller("not kept, nobody here", UNKEPT, ask=BACKGROUND),
     Case("kept, nobody here", LOST, Forward, UNDER_KEY, ask=BACKGROUND),
 )
 def test_what_cannot_be_sent_as_it_was_is_not_sent(case: Case) -> None:
@@ -202,8 +206,8 @@ def test_a_resend_that_was_turned_away_is_not_repeated_within_the_call(
     check(Case("", turned_away, Forward, UNDER_KEY, ask={"attempts_before": 2}))
 
 
-def looking(looked: bool = False, wait: float = 0.0) -> dict[str, object]:
-    return {**ASKABLE, "watch": Watch(looked=looked, next_look_in=wait)}
+def looking(looked: bool = False, wait: float = 0.0, by: str | None = None) -> dict[str, object]:
+    return {**ASKABLE, "watch": Watch(looked_with=(by,) if looked else None, next_look_in=wait)}
 
 
 UNCLEAR = operation(started(keyed=False), lost(), blocked("ambiguous"), upstream_key=None)
@@ -221,6 +225,22 @@ UNSEEN = operation(
     Case("unclear, and a caller waits", UNCLEAR, Refuse, AMBIGUOUS, seen=looking(True)),
     Case("unclear, in the background", UNCLEAR, Reconcile, LOOK, ask=BACKGROUND, seen=looking()),
     Case("blocked, not looked yet", UNSEEN, Reconcile, LOOK, ask=ALICE, seen=looking()),
+    Case(
+        "blocked, looked with this credential",
+        UNSEEN,
+        Refuse,
+        CREDENTIALS,
+        ask=BOB,
+        seen=looking(True, by="bob"),
+    ),
+    Case(
+        "blocked, looked with another one",
+        UNSEEN,
+        Reconcile,
+        LOOK,
+        ask=ALICE,
+        seen=looking(True, by="bob"),
+    ),
     Case(
         "blocked, in the background",
         UNSEEN,

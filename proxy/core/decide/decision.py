@@ -37,13 +37,13 @@ class Watch:
     """What this process has seen of an unknown operation, by its monotonic clock.
 
     ``quiet_for``: seconds since the last byte of any attempt could have left; a restart counts
-    anew. ``looked``: it has asked at all. ``looks``: agreeing lookups so far that found nothing
+    anew. ``looked_with``: whose credential its last lookup had; None before the first. ``looks``: agreeing lookups so far that found nothing
     and began late enough to count.
     ``next_look_in``: seconds until another lookup makes sense; 0 or less means now.
     """
 
     quiet_for: float = 0.0
-    looked: bool = False
+    looked_with: tuple[str | None] | None = None
     looks: int = 0
     next_look_in: float = 0.0
 

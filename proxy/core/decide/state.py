@@ -131,7 +131,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         wait = snapshot.watch.next_look_in
         if operation.blocked_by == "ambiguous" and ask.fresh:
             return _person(operation, "ambiguous", "The lookup did not give one clear answer.")
-        if operation.blocked_by == "credentials" and ask.fresh and snapshot.watch.looked:
+        looked = snapshot.watch.looked_with == (ask.credential,)
+        if operation.blocked_by == "credentials" and ask.fresh and looked:
             return _person(operation, "credentials", "It was sent with another credential.")
         if wait > 0:
             return _settling("waiting before the next lookup", wait, operation)
@@ -142,6 +143,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         status = operation.last.status if operation.last is not None else None
         blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"
         return _person(operation, blocked_by, "The service turned the repeated call away.")
+    if not ask.fresh and _key_holds(question, operation):
+        return _person(operation, "credentials", "It can be sent again when its caller returns.")
     if operation.intent.upstream_key is not None:
         return _person(operation, "key_expired", "Its key may not be used any more.")
     return _person(operation, "no_query", "The rule has no lookup and the API has no key.")
