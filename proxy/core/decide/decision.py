@@ -37,8 +37,8 @@ class Watch:
     """What this process has seen of an unknown operation, by its monotonic clock.
 
     ``quiet_for``: seconds since the last byte of any attempt could have left; a restart counts
-    anew. ``looked_with``: whose credential its last lookup had; None before the first. ``looks``: agreeing lookups so far that found nothing
-    and began late enough to count.
+    anew. ``looked_with``: whose credential its last lookup had; None before the first.
+    ``looks``: agreeing lookups so far that found nothing and began late enough to count.
     ``next_look_in``: seconds until another lookup makes sense; 0 or less means now.
     """
 
