@@ -196,7 +196,7 @@ class Callers:
             found = self._ledger.find(call.base, call.former_bases)
             if found is not None:
                 return found
-            alike = Lookalike(call.run, call.step, call.request.method, call.bare.url)
+            alike = Lookalike(call.run, call.step, call.request.method, call.url)
             for other in self._ledger.alike(alike):
                 both_named = call.named_by_caller and other.intent.named
                 if other.intent.fingerprint == call.fingerprint and not both_named:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -49,7 +49,7 @@ from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
 from proxy.core.rules import Auth, Endpoint, Lookup
 from proxy.core.views import BodyMissing, RequestView
 from proxy.failpoints import OFF, Failpoints
-from proxy.flights import Flight, Lent, Sights
+from proxy.flights import Claim, Flight, Lent, Sights
 from proxy.ledger.base import Change, Conflict, Damaged, Ledger, LedgerError
 from proxy.outbound import Outbound, Upstream
 
@@ -97,9 +97,6 @@ class Seen(NamedTuple):
     operation: Operation | None
     previous: Operation | None = None
     overtaken: bool = False
-
-
-Claim = tuple[str, ...]
 
 
 class Claimed(NamedTuple):
@@ -168,6 +165,8 @@ class Engine:
     def claimed(self, call: Governed) -> str | None:
         """The base of an operation that is being begun under another name, and that this call
         means too: the ledger cannot know it yet."""
+        if not self._claims:
+            return None
         for claim in claims(call):
             found = self._claims.get(claim)
             if found is not None and not (
@@ -183,7 +182,8 @@ class Engine:
         self._flights[bound.base] = flight
         if bound.call is not None:
             flight.expect_caller(bound.ask.epoch)
-            for claim in claims(bound.call):
+            flight.claims = claims(bound.call)
+            for claim in flight.claims:
                 self._claims[claim] = Claimed(bound.base, bound.call.named_by_caller)
         flight.task = asyncio.get_running_loop().create_task(self._fly(flight, bound))
         return flight
@@ -195,9 +195,8 @@ class Engine:
             flight.error = error
         finally:
             del self._flights[bound.base]
-            if bound.call is not None:
-                for claim in claims(bound.call):
-                    self._claims.pop(claim, None)
+            for claim in flight.claims:
+                self._claims.pop(claim, None)
             flight.finish()
 
     # -- the loop ------------------------------------------------------------------------------
@@ -253,7 +252,7 @@ class Engine:
         await self._failpoints.reach("after_intent", operation.key)
         result = await self._attempt(flight, bound, operation, outgoing)
         await self._failpoints.reach("after_effect", operation.key)
-        operation = await self._record(flight, bound, operation, request, result)
+        operation = await self._record(flight, bound, operation, result)
         await self._failpoints.reach("after_outcome", operation.key)
         if flight.relay is not None:
             flight.relay.end(whole=operation.state in ENDED and flight.complete)
@@ -344,12 +343,11 @@ class Engine:
         flight: Flight,
         bound: Bound,
         operation: Operation,
-        request: Request,
         result: SendResult,
     ) -> Operation:
         """Settle the open attempt and make its end durable. If the ledger fails now, the caller
         still gets the true answer, and the outcome is owed to the ledger."""
-        verdict, kept = self._judge(bound, operation, request, result)
+        verdict, kept = self._judge(bound, operation, result)
         assert operation.last is not None
         attempt = operation.last.number
         for _ in range(TURNS_MAX):
@@ -385,17 +383,12 @@ class Engine:
         return after
 
     def _judge(
-        self, bound: Bound, operation: Operation, request: Request, result: SendResult
+        self, bound: Bound, operation: Operation, result: SendResult
     ) -> tuple[Verdict | None, Answer | None]:
         """What an answer means, and what is kept of it."""
         if not isinstance(result, Answered):
             return None, None
-        verdict = classify(
-            bound.endpoint,
-            result,
-            RequestView(request, self._params(bound, request)),
-            keyed=operation.intent.upstream_key is not None,
-        )
+        verdict = classify(bound.endpoint, result, keyed=operation.intent.upstream_key is not None)
         if verdict.replayed and len(operation.attempts) > 1:
             self.metrics.suppressed(operation.service, operation.endpoint, "upstream_replayed")
         return verdict, keep(result.answer, bound.endpoint) if result.complete else None
@@ -649,11 +642,12 @@ class Engine:
             await asyncio.wait(tasks, timeout=drain)
 
 
-def claims(call: Governed) -> Iterator[Claim]:
+def claims(call: Governed) -> tuple[Claim, ...]:
     """What else than its own name an operation that this call begins will be found by."""
-    yield "alike", call.run, call.step, call.request.method, call.bare.url, call.fingerprint
-    if call.caller_key_digest is not None:
-        yield "key", call.endpoint.service, call.caller_key_digest
+    alike = ("alike", call.run, call.step, call.request.method, call.url, call.fingerprint)
+    if call.caller_key_digest is None:
+        return (alike,)
+    return (alike, ("key", call.endpoint.service, call.caller_key_digest))
 
 
 def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None, str]:

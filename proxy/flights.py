@@ -17,6 +17,9 @@ from proxy.core.rules import Lookup
 from proxy.core.settle import next_look_in
 from proxy.relay import Relay
 
+Claim = tuple[str, ...]
+"""What an operation that is being begun will be found by, besides its name."""
+
 LENDERS_MAX = 10_000  # operations whose caller's credentials are remembered
 
 
@@ -29,6 +32,7 @@ class Flight:
         "_found",
         "answer",
         "base",
+        "claims",
         "complete",
         "decision",
         "done",
@@ -47,6 +51,7 @@ class Flight:
     def __init__(self, base: str) -> None:
         loop = asyncio.get_running_loop()
         self.base = base
+        self.claims: tuple[Claim, ...] = ()
         self.news: asyncio.Future[None] = loop.create_future()
         self.done: asyncio.Future[None] = loop.create_future()
         self.task: asyncio.Task[None] | None = None

@@ -20,6 +20,7 @@ from proxy.core.operation import Operation, State
 
 A = TypeVar("A")
 R = TypeVar("R")
+C = TypeVar("C", Counter, Histogram)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -49,6 +50,17 @@ class LedgerCounts(Protocol):
     async def unsettled(self) -> Sequence[Operation]: ...
 
 
+class _Children(dict[tuple[str, ...], C]):
+    """A metric's children by their labels: the library goes a longer way to each of them."""
+
+    def __init__(self, metric: C) -> None:
+        self._make: Callable[..., C] = metric.labels
+
+    def __missing__(self, labels: tuple[str, ...]) -> C:
+        child = self[labels] = self._make(*labels)
+        return child
+
+
 class Metrics:
     """All counters of one proxy, in a registry of their own."""
 
@@ -56,17 +68,21 @@ class Metrics:
         self.registry = CollectorRegistry()
         r = self.registry
         self._pairs: set[tuple[str, str]] = set()
-        self._calls = Counter(
-            "onceproxy_calls",
-            "Calls answered, by what became of them",
-            ["service", "endpoint", "outcome"],
-            registry=r,
+        self._calls = _Children(
+            Counter(
+                "onceproxy_calls",
+                "Calls answered, by what became of them",
+                ["service", "endpoint", "outcome"],
+                registry=r,
+            )
         )
-        self._suppressed = Counter(
-            "onceproxy_duplicates_suppressed",
-            "Calls that would have repeated an effect and did not",
-            ["service", "endpoint", "how"],
-            registry=r,
+        self._suppressed = _Children(
+            Counter(
+                "onceproxy_duplicates_suppressed",
+                "Calls that would have repeated an effect and did not",
+                ["service", "endpoint", "how"],
+                registry=r,
+            )
         )
         self._operations = Gauge(
             "onceproxy_operations", "Operations in the ledger", ["state"], registry=r
@@ -88,12 +104,14 @@ class Metrics:
             ["service", "result"],
             registry=r,
         )
-        self._upstream = Histogram(
-            "onceproxy_upstream_seconds",
-            "From the start of a send to the head of its answer, or to its loss",
-            ["service"],
-            buckets=_UPSTREAM_BUCKETS,
-            registry=r,
+        self._upstream = _Children(
+            Histogram(
+                "onceproxy_upstream_seconds",
+                "From the start of a send to the head of its answer, or to its loss",
+                ["service"],
+                buckets=_UPSTREAM_BUCKETS,
+                registry=r,
+            )
         )
         self._overhead = Histogram(
             "onceproxy_overhead_seconds",
@@ -157,15 +175,15 @@ class Metrics:
     def decided(self, service: str, endpoint: str, outcome: str) -> None:
         """A call got its answer: sent, replayed, coalesced, reconciled, resolved, refused, held,
         or passed (forwarded without protection, or a read)."""
-        self._calls.labels(*self._pair(service, endpoint), outcome).inc()
+        self._calls[*self._pair(service, endpoint), outcome].inc()
 
     def suppressed(self, service: str, endpoint: str, how: str) -> None:
         """replayed | coalesced | reconciled | upstream_replayed | drift_replayed"""
-        self._suppressed.labels(*self._pair(service, endpoint), how).inc()
+        self._suppressed[*self._pair(service, endpoint), how].inc()
 
     def upstream(self, service: str, seconds: float) -> None:
         """One send took so long until the head of its answer, or until it was lost."""
-        self._upstream.labels(self._service(service)).observe(seconds)
+        self._upstream[(self._service(service),)].observe(seconds)
         spent = _spent.get()
         if spent is not None:
             spent[0] += seconds

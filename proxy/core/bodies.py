@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
@@ -112,12 +112,7 @@ def parse_json(text: str, *, strict: bool) -> Any:
     """Numbers stay exact: integers of any length, all others Decimal. ``strict`` refuses a member
     given twice, which two servers read differently."""
     try:
-        return json.loads(
-            text,
-            parse_float=Decimal,
-            parse_constant=_no_constant,
-            object_pairs_hook=_members if strict else None,
-        )
+        return (_STRICT if strict else _LENIENT).decode(text)
     except (ValueError, InvalidOperation, RecursionError):
         raise BodyMissing("the body is not JSON, or a member in it is given twice") from None
 
@@ -131,6 +126,12 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         raise ValueError("a member is given twice")
     return members
+
+
+_LENIENT: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_no_constant)
+_STRICT: Final = json.JSONDecoder(
+    parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=_members
+)
 
 
 def dump_json(value: Any) -> str:

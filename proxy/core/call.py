@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from proxy.core.credentials import Credentials, account_of, principal, split
@@ -18,7 +18,7 @@ from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, conten
 from proxy.core.identity import encode_part
 from proxy.core.keys import is_minted, keyed_digest
 from proxy.core.matching import Matched, effective_method
-from proxy.core.model import Identity, Request
+from proxy.core.model import Identity, Request, frozen
 from proxy.core.placement import key_of_caller
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
@@ -30,7 +30,7 @@ UNRULED = "unruled"  # the service name of hosts without a rule, in labels and l
 DIGEST_LENGTH = 32  # hex digits in a name: 128 bits, no two bodies share them
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Policy:
     """What the configuration says about calls that no rule decides."""
 
@@ -47,7 +47,7 @@ class Policy:
         return self.unruled
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Passing:
     """To be forwarded unrecorded. ``unprotected``: it is a write all the same."""
 
@@ -55,7 +55,7 @@ class Passing:
     unprotected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Governable:
     """A write that will have a name once its body is here."""
 
@@ -65,7 +65,7 @@ class Governable:
     matched: Matched | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Governed:
     """A write with a name."""
 
@@ -79,6 +79,7 @@ class Governed:
     mode: str
     request: Request  # as received
     bare: Request  # without credentials
+    url: str  # of ``bare``
     credentials: Credentials
     canonical: Canonical
     fingerprint: str
@@ -182,6 +183,8 @@ def triage(
 
 def stricter(one: str, other: str) -> str:
     """Of two modes the one that does less."""
+    if one == other:
+        return one
     order = ("enforce", "observe", "pass")
     return max(one, other, key=order.index)
 
@@ -216,6 +219,7 @@ def name(
         step = encode_part(step)
     account = account_of(request, endpoint.account)
     whose = _credential_digest(digest_key, credentials) if credentials else None
+    fingerprint = canon.digest()
     return Governed(
         run=encode_part(call.run),
         step=step,
@@ -227,10 +231,11 @@ def name(
         mode=stricter(policy.mode, endpoint.mode),
         request=request,
         bare=bare,
+        url=bare.url,
         credentials=credentials,
         canonical=canon,
-        fingerprint=canon.digest(),
-        core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else canon.digest(),
+        fingerprint=fingerprint,
+        core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else fingerprint,
         account=_account_digest(digest_key, endpoint, account),
         credential=whose,
         caller_key=own_key,

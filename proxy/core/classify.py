@@ -6,14 +6,15 @@ decides: unknown, because that body may have said the opposite of the status.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from proxy.core.bodies import BodyMissing, is_json, media_type
-from proxy.core.model import Answered
+from proxy.core.model import Answered, frozen
 from proxy.core.rules import AnswerLine, Endpoint
 from proxy.core.templates import ValueMissing
 from proxy.core.values import text_of
-from proxy.core.views import AnswerView, RequestView
+from proxy.core.views import AnswerView
 
 NOT_APPLIED = frozenset({401, 407, 421, 425, 429})
 """Turned away before anybody looked at it: credentials, wrong server, too early, limits."""
@@ -21,11 +22,14 @@ NOT_APPLIED = frozenset({401, 407, 421, 425, 429})
 UNDECIDED = frozenset({300, 301, 302, 304, 408, 499})
 """Says nothing about the effect: redirects that may follow it, time-outs on the way."""
 
+NO_NAMES: Mapping[str, Any] = {}
+"""Templates are not filled in here: a line compares with what stands in it."""
+
 REDIRECTED = frozenset({307, 308})
 """The same request is wanted elsewhere; following it is a new version or operation."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """``means``: succeeded | rejected | not_applied | unknown | running | mismatch | exists |
     accepted. ``replayed``: the API says that it gave this answer before."""
@@ -36,11 +40,8 @@ class Verdict:
     reason: str
 
 
-def classify(
-    endpoint: Endpoint | None, answered: Answered, view: RequestView | None, *, keyed: bool
-) -> Verdict:
-    """``keyed``: the attempt carried the operation's upstream key. ``view`` is of the request; no
-    line looks at it today."""
+def classify(endpoint: Endpoint | None, answered: Answered, *, keyed: bool) -> Verdict:
+    """``keyed``: the attempt carried the operation's upstream key."""
     answer_format = endpoint.answer_format if endpoint else "json"
     seen = AnswerView(answered.answer, answer_format, answered.complete)
     means, replayed, reason = _by_lines(endpoint, seen)
@@ -75,8 +76,7 @@ def _by_lines(endpoint: Endpoint | None, seen: AnswerView) -> tuple[str | None, 
 def _line_holds(line: AnswerLine, seen: AnswerView) -> bool | None:
     """None where it hangs on a body that cannot be read."""
     try:
-        checks = sorted(line.when.checks, key=lambda check: check.path.root == "body")
-        return all(check.holds(seen, {}, None) for check in checks)
+        return all(check.holds(seen, NO_NAMES, None) for check in line.checks)
     except ValueMissing:
         return False
     except BodyMissing:

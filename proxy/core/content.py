@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal, DecimalException
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -20,7 +19,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from proxy.core.fieldpath import Steps, form_steps, path_text, shown, starts_with
-from proxy.core.model import Body, Headers, header
+from proxy.core.model import Body, Headers, Request, frozen, header
 from proxy.core.multipart import read_parts
 
 Pairs = tuple[tuple[str, str], ...]
@@ -37,7 +36,7 @@ class DuplicateMember(Exception):
         self.path = path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Content:
     """A body taken apart. ``value`` by ``kind``: ``none``; ``json``: the parsed value; ``form``:
     name and value pairs; ``multipart``: parts; ``raw``: the SHA-256 in hex; ``any``: left out.
@@ -48,7 +47,7 @@ class Content:
     text: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """One part of a multipart body; ``steps`` are its name's in a form, else its index."""
 
@@ -61,9 +60,10 @@ class Part:
         return dump([self.headers, self.content.kind, orjson.Fragment(self.content.text)])
 
 
-def read_content(headers: Headers, body: Body) -> Content:
+def read_content(request: Request) -> Content:
     """Raises DuplicateMember."""
-    return _read(headers, body, 0)
+    fields = request.fields
+    return _read(fields.get("content-type"), fields.get("content-encoding"), request.body, 0)
 
 
 def content_fields(content: Content) -> dict[str, str]:
@@ -125,13 +125,13 @@ def dump(value: Any) -> bytes:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def _read(headers: Headers, body: Body, depth: int) -> Content:
+def _read(content_type: str | None, coding: str | None, body: Body, depth: int) -> Content:
     """``depth``: how many multipart bodies this one is within."""
     if not body.size:
         return Content("none", None, b"null")
-    if body.data is None or header(headers, "content-encoding") not in (None, "identity"):
+    if body.data is None or coding not in (None, "identity"):
         return _raw(body)
-    content_type = header(headers, "content-type") or ""
+    content_type = content_type or ""
     media = content_type.partition(";")[0].strip().lower()
     found: Content | None = None
     if media.endswith("json") or media.startswith("application/json"):
@@ -183,7 +183,12 @@ def _multipart(media: str, content_type: str, data: bytes, depth: int) -> Conten
             Part(
                 form_steps(part.name) if media == "multipart/form-data" and part.name else (index,),
                 _part_headers(part.headers),
-                _read(part.headers, Body.of(part.data), depth + 1),
+                _read(
+                    header(part.headers, "content-type"),
+                    header(part.headers, "content-encoding"),
+                    Body.of(part.data),
+                    depth + 1,
+                ),
             )
             for index, part in enumerate(raw)
         ]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_plus
 
 import orjson
 
-from proxy.core.model import Headers, Request
+from proxy.core.model import Headers, Request, frozen
 
 MASK: Final = "***"
 
@@ -82,7 +82,7 @@ class MissingCredential(Exception):
     """A bare request had a credential in its query that these credentials do not hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Credentials:
     """What ``split`` took out. ``headers`` in wire order, ``positions`` their indices in the whole
     request; ``query`` has lower-case name and raw ``name=value`` piece, in order. Falsy if empty;
@@ -116,16 +116,14 @@ def is_secret_parameter(name: str, value: str) -> bool:
 
 def split(request: Request) -> tuple[Request, Credentials]:
     """The request without its credentials, and these. The body is left alone."""
-    taken = tuple(
-        (index, pair) for index, pair in enumerate(request.headers) if is_secret_header(pair[0])
-    )
+    taken = [i for i, (name, _) in enumerate(request.headers) if is_secret_header(name)]
     target, query = _split_query(request.target)
     if not taken and not query:
         return request, NONE
-    gone = {index for index, _ in taken}
-    headers = tuple(pair for index, pair in enumerate(request.headers) if index not in gone)
-    credentials = Credentials(tuple(pair for _, pair in taken), query, tuple(i for i, _ in taken))
-    return request.with_(target=target, headers=headers), credentials
+    headers = list(request.headers)
+    out = [headers.pop(index) for index in reversed(taken)]
+    credentials = Credentials(tuple(reversed(out)), query, tuple(taken))
+    return request.with_(target=target, headers=tuple(headers)), credentials
 
 
 def join(bare: Request, credentials: Credentials) -> Request:

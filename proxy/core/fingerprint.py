@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 from typing import Final
 from urllib.parse import unquote
@@ -31,14 +31,14 @@ from proxy.core.content import (
 )
 from proxy.core.credentials import is_secret_header, is_secret_parameter
 from proxy.core.fieldpath import Steps, path_steps, shown
-from proxy.core.model import Headers, Request
+from proxy.core.model import Headers, Request, frozen
 
 __all__ = ["Canonical", "DuplicateMember", "canonical", "content_digest", "differences"]
 
 NAME_DIGITS: Final = 32  # of a content digest in an operation's name: 128 bits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Canonical:
     """A request in canonical form. Holds the body's values: not for storing or logging."""
 
@@ -95,7 +95,7 @@ def canonical(
         path=request.path,
         query=_counted_query(request.query) if request.query else (),
         headers=_counted_headers(request.headers, headers) if headers else (),
-        body=read_content(request.headers, request.body),
+        body=read_content(request),
         params=params or {},
     )
     return found.without(noise) if noise else found

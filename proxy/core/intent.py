@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 
 from proxy.core.call import Governed
 from proxy.core.keys import render
 from proxy.core.matching import effective_method
-from proxy.core.model import Request, without
+from proxy.core.model import Request, frozen, without
 from proxy.core.operation import Intent, Operation
 from proxy.core.placement import CannotPlace, put_key, put_marker
 from proxy.core.rules import Endpoint, KeySpec, Marker
@@ -21,7 +22,7 @@ from proxy.core.rules import Endpoint, KeySpec, Marker
 READABLE_CODINGS = frozenset({"gzip", "deflate", "identity"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Intended:
     operation: Operation  # no event yet
     request: Request  # as it will be sent, without credentials
@@ -111,7 +112,7 @@ def intend(
         service=endpoint.service,
         endpoint=endpoint.name,
         method=request.method,
-        url=call.bare.url,
+        url=call.url,
         intent=intent,
         created_at=now,
         updated_at=now,
@@ -130,6 +131,7 @@ def _inherited(previous: Operation | None, call: Governed) -> Intent | None:
     return previous.intent
 
 
+@lru_cache(maxsize=16)  # one or two are in use
 def _secret_id(secret: bytes) -> str:
     """Names a secret without giving it away."""
     return hashlib.sha256(b"onceproxy secret id\0" + secret).hexdigest()[:8]

@@ -14,6 +14,7 @@ import re
 import string
 import uuid
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 RENDERINGS: Final = ("raw", "digest", "hex", "base32hex", "uuid5", "uuid4")
@@ -96,6 +97,7 @@ def verify(
     )
 
 
+@lru_cache(maxsize=256)  # rules have a handful of alphabets
 def characters(alphabet: str) -> frozenset[str]:
     """The characters of an alphabet as rules write it, without those that no header may hold."""
     ranges = (_between(match[0]) for match in _RANGE.finditer(alphabet))

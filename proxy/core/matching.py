@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from proxy.core import graphql
 from proxy.core.conditions import Condition
-from proxy.core.model import Request
+from proxy.core.model import Request, frozen
 from proxy.core.rules import Endpoint, Service
 from proxy.core.templates import ValueMissing
 from proxy.core.views import BodyMissing, RequestView
@@ -29,6 +29,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that read unless a rule says otherwise; every other one writes."""
 
 OVERRIDES = ("x-http-method-override", "x-http-method", "x-method-override")
+_OVERRIDES = frozenset(OVERRIDES)
 DEFAULT_PORTS = (80, 443)
 
 
@@ -39,8 +40,11 @@ class BadPath(Exception):
 def effective_method(request: Request) -> str:
     """The method, or the one an override header names. An override that would make a read of a
     write is not believed, because a server that ignores it writes."""
+    fields = request.fields
+    if _OVERRIDES.isdisjoint(fields):
+        return request.method.upper()
     for name in OVERRIDES:
-        override = request.header(name)
+        override = fields.get(name)
         if override is not None:
             override = override.strip().upper()
             if override and override not in READS:
@@ -237,7 +241,7 @@ def _check_path(path: str) -> None:
 # The set
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matched:
     """``params``: of host and path. ``view``: the request under them, its body parsed if it was."""
 
@@ -290,31 +294,27 @@ class _Index:
         return table.candidates(segments)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    endpoint: Endpoint
-    match: Match
-    view: RequestView
+_Route = tuple[Endpoint, Match, dict[str, str]]  # the parameters are of host and path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Examined:
     """The endpoints that fit a request's head, in the order in which they are asked; all but the
     last look into the body."""
 
-    candidates: tuple[_Candidate, ...]
+    routes: tuple[_Route, ...]
 
     @property
     def needs_body(self) -> bool:
-        return bool(self.candidates) and self.candidates[0].match.needs_body
+        return bool(self.routes) and self.routes[0][1].needs_body
 
     def choose(self, request: Request) -> Matched | None:
         """The endpoint of the same request, now with its body."""
         view = RequestView(request)
-        for each in self.candidates:
-            bound = view.with_params(each.view.params) if each.view.params else view
-            if not each.match.needs_body or each.match.fits_body(bound):
-                return Matched(each.endpoint, bound.params, bound)
+        for endpoint, match, params in self.routes:
+            bound = view.with_params(params) if params else view
+            if not match.needs_body or match.fits_body(bound):
+                return Matched(endpoint, params, bound)
         return None
 
 
@@ -358,15 +358,15 @@ class RuleSet:
 
     def examine(self, request: Request) -> Examined:
         """What the head of a request says about its endpoint. Raises BadPath."""
-        found = self._hosts_of(request.host, request.port)
-        if any(not index.pattern.everywhere for index, _ in found):
-            _check_path(request.path)
-        candidates = []
-        for each in self._candidates(request, found):
-            candidates.append(each)
-            if not each.match.needs_body:
+        fitting = []
+        for route in self._routes_of(request):
+            _, match, params = route
+            if match.head is not None and not match.fits_head(RequestView(request, params)):
+                continue
+            fitting.append(route)
+            if not match.needs_body:
                 break  # nothing after it is asked
-        return Examined(tuple(candidates))
+        return Examined(tuple(fitting))
 
     def params(self, endpoint: Endpoint, request: Request) -> dict[str, str] | None:
         """The parameters of a stored request under an endpoint; None if they no longer fit."""
@@ -406,29 +406,22 @@ class RuleSet:
         self._seen[host, port] = found
         return found
 
-    def _candidates(
-        self, request: Request, hosts: Sequence[tuple[_Index, dict[str, str]]]
-    ) -> Iterator[_Candidate]:
-        """Endpoints that fit in all but the body, in the order in which they are asked."""
-        if not hosts:
-            return
+    def _routes_of(self, request: Request) -> Sequence[_Route]:
+        """What fits host, method and path, in the order in which it is asked. Raises BadPath."""
         method, path = effective_method(request), request.path
-        routes = self._routes.get((request.host, request.port, method, path))
+        key = (request.host, request.port, method, path)
+        routes = self._routes.get(key)
         if routes is None:
+            hosts = self._hosts_of(request.host, request.port)
+            if any(not index.pattern.everywhere for index, _ in hosts):
+                _check_path(path)
             routes = tuple(_routes(hosts, method, path))
+            if not hosts:
+                return routes  # nothing to remember of a host without rules
             if len(self._routes) >= PATHS_REMEMBERED:
                 self._routes.clear()
-            self._routes[request.host, request.port, method, path] = routes
-        if not routes:
-            return
-        view = RequestView(request)
-        for endpoint, match, params in routes:
-            bound = view.with_params(params) if params else view
-            if match.fits_head(bound):
-                yield _Candidate(endpoint, match, bound)
-
-
-_Route = tuple[Endpoint, Match, dict[str, str]]
+            self._routes[key] = routes
+        return routes
 
 
 def _routes(

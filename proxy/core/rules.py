@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from proxy.core.conditions import Condition
+    from proxy.core.conditions import Check, Condition
     from proxy.core.matching import HostPattern, Match
     from proxy.core.templates import Template, UrlTemplate
 
@@ -53,6 +53,12 @@ class AnswerLine:
     when: Condition
     means: str | None = None
     replayed: bool = False
+    checks: tuple[Check, ...] = field(init=False, repr=False, compare=False)
+    """Those of ``when``, the ones that look into the body last."""
+
+    def __post_init__(self) -> None:
+        ordered = sorted(self.when.checks, key=lambda check: check.path.root == "body")
+        object.__setattr__(self, "checks", tuple(ordered))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ recorded answer, and so speaks for the earlier attempts too.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from proxy.core.classify import Verdict
 from proxy.core.decide.decision import Watch
-from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult
+from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult, frozen
 from proxy.core.operation import Event, Kind, Operation
 from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
 from proxy.core.rules import Endpoint, Lookup
@@ -131,7 +130,7 @@ def abandoned(operation: Operation, at: float, unsent: Collection[int] = ()) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Learned:
     """What one lookup taught: its events and, for looks that must agree, whether this one
     counts."""

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import orjson
@@ -105,7 +106,7 @@ def encode(operation: Operation) -> Row:
         operation.delivered_epoch,
         operation.revision,
         _intents.text_of(intent),
-        dumps([_ATTEMPT.sparse(attempt) for attempt in operation.attempts]),
+        f"[{','.join([dumps(_ATTEMPT.sparse(attempt)) for attempt in operation.attempts])}]",
         None if outcome is None else dumps(_OUTCOME.sparse(outcome)),
     )
     return (*columns, row_hash(columns))
@@ -262,7 +263,7 @@ def _pack(meta: list[Any], body: Body | None) -> bytes:
     """One line of JSON, then the bytes of the body."""
     data = _bytes(body)
     about = None if body is None else [body.size, body.sha256, data is not None]
-    return b"".join((_json([meta, about]), b"\n", data or b""))
+    return b"".join((dumps([meta, about]).encode(), b"\n", data or b""))
 
 
 def _unpack(packed: bytes) -> tuple[list[Any], Body | None]:
@@ -291,17 +292,15 @@ def _headers(pairs: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def dumps(value: Any) -> str:
     """JSON of any value made of the usual types; what orjson cannot say goes the standard way."""
-    return _json(value).decode()
-
-
-def _json(value: Any) -> bytes:
     try:
         raw = orjson.dumps(value, default=_plain)
     except TypeError:  # lone surrogates, integers above 64 bits
         return _slow_json(value)
-    if b"null" in raw and _endless(value):  # orjson writes infinity as null
+    # orjson writes infinity as null: each null that no None accounts for may be one.
+    nulls = raw.count(b"null")
+    if nulls and nulls != _nones(value) and _endless(value):
         return _slow_json(value)
-    return raw
+    return raw.decode()
 
 
 def loads(data: str | bytes) -> Any:
@@ -326,8 +325,8 @@ def untext(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
-def _slow_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), default=_plain).encode()
+def _slow_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -338,6 +337,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"a {type(value).__name__} cannot be stored in the ledger")
+
+
+def _nones(value: Any) -> int:
+    """How many members are None, not counting those of members."""
+    return list(value.values()).count(None) if type(value) is dict else 0
 
 
 def _endless(value: Any) -> bool:
@@ -351,20 +355,6 @@ def _endless(value: Any) -> bool:
 # Dataclasses
 
 
-class _Fields:
-    """Some fields of a dataclass, looked at together."""
-
-    def __init__(self, kind: type[Any], names: Sequence[str]) -> None:
-        usual = {f.name: f.default for f in fields(kind)}
-        self.names = tuple(names)
-        self.usual = tuple(usual[name] for name in names)
-        self._take = attrgetter(*names)
-
-    def take(self, value: Any) -> tuple[Any, ...]:
-        held = self._take(value)
-        return held if len(self.names) > 1 else (held,)  # of one name it is no tuple
-
-
 class _Form:
     """How a dataclass becomes a JSON object without the fields that hold their default.
 
@@ -372,21 +362,24 @@ class _Form:
     do: they are left out only when all hold their default. The others are seldom anything else."""
 
     def __init__(self, kind: type[Any], *together: Sequence[str]) -> None:
+        usual = SimpleNamespace(**{f.name: f.default for f in fields(kind)})
         named = {name for names in together for name in names}
-        self._together = tuple(_Fields(kind, names) for names in together)
-        self._seldom = _Fields(kind, [f.name for f in fields(kind) if f.name not in named])
+        self._together = [(names, take := attrgetter(*names), take(usual)) for names in together]
+        self._seldom = {name: value for name, value in vars(usual).items() if name not in named}
+        self._take_seldom = attrgetter(*self._seldom)
+        self._usually = self._take_seldom(usual)
 
     def sparse(self, value: Any) -> dict[str, Any]:
         data: dict[str, Any] = {}
-        for group in self._together:
-            held = group.take(value)
-            if held != group.usual:
-                data.update(zip(group.names, held, strict=True))
-        seldom = self._seldom
-        held = seldom.take(value)
-        if held != seldom.usual:
-            each = zip(seldom.names, held, seldom.usual, strict=True)
-            data.update({name: one for name, one, usual in each if one != usual})
+        for names, take, usual in self._together:
+            held = take(value)
+            if held != usual:
+                data.update(zip(names, held, strict=True))
+        if self._take_seldom(value) != self._usually:
+            for name, usual in self._seldom.items():
+                held = getattr(value, name)
+                if held != usual:
+                    data[name] = held
         return data
 
 

@@ -50,7 +50,8 @@ class Entry:
 
     @property
     def size(self) -> int:
-        return sum(len(content[1]) for content in (self.request, self.answer) if content)
+        size = 0 if self.request is None else len(self.request[1])
+        return size if self.answer is None else size + len(self.answer[1])
 
 
 @dataclass(slots=True)
@@ -168,7 +169,7 @@ class GroupCommit:
         self._done(given_up)
 
     def _count(self, batch: list[Entry], seconds: float) -> None:
-        changes = sum(entry.operation is not None for entry in batch)
+        changes = len([entry for entry in batch if entry.operation is not None])
         if self._observe is not None:
             self._observe(seconds, changes)
         self._counters.commits += 1

@@ -18,6 +18,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -132,7 +133,7 @@ class SqliteLedger:
         self._decoder = codec.Reader()  # of the loop's thread
         self._noted: dict[str, list[Entry]] = {}
         self._runs: dict[str, RunRow] = {}
-        self._next_content = 1
+        self._content_numbers = count(1)  # one step, since large bodies are sealed in threads
         self._thread: WritingThread | None = None
         self._reader: sqlite3.Connection | None = None
         self._batches: BatchWriter | None = None
@@ -205,7 +206,7 @@ class SqliteLedger:
         else:
             self.generation = now.generation
         last_content = db.execute("SELECT coalesce(max(id), 0) FROM contents").fetchone()[0]
-        self._next_content = last_content + 1
+        self._content_numbers = count(last_content + 1)
         return replace(now, generation=self.generation)
 
     # Point reads
@@ -372,23 +373,23 @@ class SqliteLedger:
         """A change, encoded and sealed, at its new revision."""
         operation = changed(change.operation, revision=change.operation.revision + 1)
         key = operation.key
-        request = None if change.request is None else codec.pack_request(change.request)
-        answer = None if change.answer is None else codec.pack_answer(change.answer)
+        request = answer = None
+        if change.request is not None:
+            request = self._seal(key, "request", codec.pack_request(change.request))
+        if change.answer is not None:
+            answer = self._seal(key, "answer", codec.pack_answer(change.answer))
         return Entry(
             run=operation.run,
             key=key,
             events=tuple(map(codec.encode_event, change.events)),
             operation=operation,
             row=codec.encode(operation),
-            request=self._seal(key, "request", request),
-            answer=self._seal(key, "answer", answer),
+            request=request,
+            answer=answer,
         )
 
-    def _seal(self, key: str, kind: str, packed: bytes | None) -> tuple[int, bytes] | None:
-        if packed is None:
-            return None
-        number = self._next_content
-        self._next_content += 1
+    def _seal(self, key: str, kind: str, packed: bytes) -> tuple[int, bytes]:
+        number = next(self._content_numbers)
         return number, self._sealer.seal(packed, content_identity(key, kind, number))
 
     async def _write(self, batch: Sequence[Entry]) -> None:

@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._incoming: Incoming | None = None  # the request in hand
         self._ahead = b""  # what came after it
         self._deaf = False  # nothing that still comes is looked at
-        self._full = False  # the request's body has to be read before more of it is taken
+        self.full = False  # the request's body has to be read before more of it is taken
         self._reading = True
         self._writable: asyncio.Future[None] | None = None  # there while writing has to wait
         self._idle_since = 0.0
@@ -140,13 +140,13 @@ class Connection(asyncio.Protocol):
         return not self.gone
 
     def pause_reading(self) -> None:
-        self._full = True
+        self.full = True
         self._parser.pause_reading()
         self._balance()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._full:
-            self._full = False
+        if self.full:
+            self.full = False
             if resume_parser and not self._deaf:
                 self._feed(b"")  # what the parser holds back
             self._balance()
@@ -256,7 +256,7 @@ class Connection(asyncio.Protocol):
             return
         if linger and self.transport.can_write_eof():
             self.transport.write_eof()
-            self._full = False
+            self.full = False
             self._balance()
             self._wake_up_at(self._loop.time() + LINGER, self._end)
         else:
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
 
     def _balance(self) -> None:
         """Lets the caller send, or not."""
-        wanted = not self._full and len(self._ahead) <= AHEAD_LIMIT
+        wanted = not self.full and len(self._ahead) <= AHEAD_LIMIT
         if wanted is not self._reading and not self.gone:
             self._reading = wanted
             if wanted:

@@ -84,8 +84,9 @@ def tokens(value: str) -> list[str]:
     return [token for part in value.split(",") if (token := part.strip().lower())]
 
 
-class Names:
-    """Spellings of field names met so far, decoded and classified once.
+class Names(dict[bytes, tuple[str, str, bool]]):
+    """Spellings of field names met so far, decoded and classified once: (as spelled, lower case,
+    whether it is dropped).
 
     The same few dozen spellings come again with every call; the table is bounded because a caller
     chooses them.
@@ -95,17 +96,13 @@ class Names:
 
     def __init__(self, dropped: Iterable[str]) -> None:
         self._dropped = frozenset(dropped)
-        self._known: dict[bytes, tuple[str, str, bool]] = {}
 
-    def __getitem__(self, raw: bytes) -> tuple[str, str, bool]:
-        """(as spelled, lower case, whether it is dropped)."""
-        known = self._known.get(raw)
-        if known is None:
-            if len(self._known) >= self.LIMIT:
-                self._known.clear()
-            name = text(raw)
-            lower = name.lower()
-            known = self._known[raw] = (name, lower, lower in self._dropped)
+    def __missing__(self, raw: bytes) -> tuple[str, str, bool]:
+        if len(self) >= self.LIMIT:
+            self.clear()
+        name = text(raw)
+        lower = name.lower()
+        known = self[raw] = (name, lower, lower in self._dropped)
         return known
 
 
@@ -120,7 +117,7 @@ def from_upstream(raw: RawHeaders) -> tuple[Headers, str | None]:
     for raw_name, raw_value in raw:
         name, lower, dropped = _returned[raw_name]
         if not dropped:
-            kept.append((name, text(raw_value)))
+            kept.append((name, raw_value.decode("utf-8", "surrogateescape")))
         elif lower == "content-length":
             length = text(raw_value)
         elif lower == "connection":

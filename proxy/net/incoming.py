@@ -12,7 +12,7 @@ from aiohttp.streams import StreamReader
 from proxy.core.model import EMPTY, Body
 from proxy.core.refusal import Refusal
 from proxy.net.exchange import Incomplete, TooLarge
-from proxy.net.spool import MEMORY, Collector
+from proxy.net.spool import MEMORY, Collector, arrived
 from proxy.net.target import Place
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Incoming:
         if payload.is_eof() and payload.total_bytes <= MEMORY:  # the usual case
             if payload.total_bytes > limit:
                 raise TooLarge
-            return Body.of(payload.read_nowait()) if payload.total_bytes else EMPTY
+            if not payload.total_bytes:
+                return EMPTY
+            return Body.of(arrived(payload, self.connection.full))
         collector = Collector(self.connection.server.spool_dir)
         async for piece in self.stream():
             if collector.size + len(piece) > limit:

@@ -19,11 +19,11 @@ from aiohttp.http import RawResponseMessage, StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
-from proxy.core.model import Body, Lost
+from proxy.core.model import EMPTY, Body, Lost
 from proxy.net.exchange import BrokenOff, Incomplete, Pipe
 from proxy.net.headers import from_upstream
 from proxy.net.pipe import StreamPipe
-from proxy.net.spool import MEMORY, Collector, pieces
+from proxy.net.spool import MEMORY, Collector, arrived, pieces
 
 LINE_LIMIT = 1 << 16  # one header field or status line of an answer; cookies and CSPs get long
 FIELD_COUNT = 512  # fields of one answer
@@ -95,7 +95,9 @@ class Opened:
         if payload.is_eof() and payload.exception() is None and payload.total_bytes <= MEMORY:
             if payload.total_bytes > limit:
                 return None, False
-            return Body.of(payload.read_nowait()), True
+            if not payload.total_bytes:
+                return EMPTY, True
+            return Body.of(arrived(payload, payload._protocol._reading_paused)), True
         if self.length is not None and self.length > limit:
             return None, False
         collector = Collector(self._directory)
@@ -135,7 +137,16 @@ class Opened:
 class Exchange:
     """One request and its answer on one connection."""
 
-    __slots__ = ("_connection", "_directory", "_headed", "_idle", "_method", "_protocol", "_upload")
+    __slots__ = (
+        "_connection",
+        "_deadline",
+        "_directory",
+        "_idle",
+        "_method",
+        "_patience",
+        "_protocol",
+        "_upload",
+    )
 
     def __init__(
         self, connection: Connection, method: str, idle: float, directory: Path | None
@@ -145,13 +156,16 @@ class Exchange:
         self._idle = idle
         self._directory = directory
         self._upload: asyncio.Task[None] | None = None
-        self._headed = False  # the answer's head has come
+        self._patience: float | None = None  # while the answer's head is awaited
+        self._deadline: asyncio.TimerHandle | None = None
         protocol = connection.protocol
         assert protocol is not None
         self._protocol: ResponseHandler = protocol
 
     def usable(self) -> bool:
-        return self._protocol.is_connected() and self._protocol.exception() is None
+        """False as well where something came that nobody asked for: it would be taken for the
+        answer."""
+        return self._protocol.is_connected() and not self._protocol.should_close
 
     def send(
         self,
@@ -186,11 +200,11 @@ class Exchange:
 
     async def answer(self, timeout: float, upgrade: str) -> Lost | Opened:
         protocol = self._protocol
-        protocol.read_timeout = timeout
+        self._patience = timeout
         if self._upload is None:
-            protocol.start_timeout()
+            self._start_clock()
         else:
-            self._upload.add_done_callback(self._uploaded)
+            self._upload.add_done_callback(self._start_clock)
         try:
             for _ in range(INTERIM_LIMIT):
                 message, payload = await protocol.read()
@@ -202,9 +216,12 @@ class Exchange:
         except _WIRE_ERRORS as error:
             self.abandon()
             return Lost(words(error))
-        self._headed = True
-        protocol.read_timeout = self._idle
+        finally:
+            self._patience = None
+            if self._deadline is not None:
+                self._deadline.cancel()
         if not payload.is_eof():
+            protocol.read_timeout = self._idle
             protocol.start_timeout()
         if message.code != 101:
             return Opened(message, payload, self._connection, self._upload, self._directory)
@@ -215,9 +232,14 @@ class Exchange:
         opened.pipe = self._switch()
         return opened
 
-    def _uploaded(self, _: asyncio.Task[None]) -> None:
-        if not self._headed:
-            self._protocol.start_timeout()
+    def _start_clock(self, _: object = None) -> None:
+        """One timer until the head has come: aiohttp's own starts anew with every piece."""
+        if self._patience is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self._patience, self._late)
+
+    def _late(self) -> None:
+        self._protocol.set_exception(aiohttp.SocketTimeoutError())
 
     def abandon(self) -> None:
         if self._upload is not None:

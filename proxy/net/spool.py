@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from aiohttp.streams import StreamReader
+
 from proxy.core.model import EMPTY, Body
 
 MEMORY = 1 << 20
@@ -77,6 +79,17 @@ class Collector:
         if not self.size:
             return EMPTY
         return Body(self.size, self._digest.hexdigest(), b"".join(self._pieces))
+
+
+def arrived(payload: StreamReader, paused: bool) -> bytes:
+    """All bytes of a body that has come to its end and of which nothing was read. ``paused``: its
+    connection was told to wait, and has to be told to go on; that takes longer than the rest."""
+    if paused:
+        return payload.read_nowait()
+    held = payload._buffer
+    data = b"".join(held)
+    held.clear()
+    return data
 
 
 def pieces(body: Body) -> Iterator[bytes]:

@@ -139,7 +139,7 @@ class Upstream:
         try:
             if not exchange.usable():
                 connection.close()
-                return NotSent("the connection was closed before the request was written")
+                return NotSent("the connection was given up before the request was written")
             exchange.send(head, request.body, stream, first, length)
             if on_sent is not None:
                 on_sent()

@@ -233,9 +233,7 @@ class _Example:
         self, number: int, given: schema.ExampleAnswer, matched: Matched, prepared: Prepared
     ) -> None:
         answer = _answer_of(given.status, given.header, given.body, prepared)
-        verdict = classify(
-            matched.endpoint, Answered(answer), matched.view, keyed=prepared.key is not None
-        )
+        verdict = classify(matched.endpoint, Answered(answer), keyed=prepared.key is not None)
         where = f"answers[{number - 1}]"
         if verdict.means != given.means:
             self.problems.append(

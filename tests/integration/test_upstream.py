@@ -114,6 +114,22 @@ async def test_connections_are_reused_and_fresh_ones_are_not(upstream: Upstream)
         assert server.requests[2].all("connection") == ["close"]
 
 
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(upstream: Upstream) -> None:
+    kept: list[Connection] = []
+
+    async def keep(received: Received, connection: Connection) -> None:
+        kept.append(connection)
+        await answer_ok(received, connection)
+
+    async with RawServer(keep) as server, RawServer() as other:
+        await whole(await upstream.open(call(server)))
+        await kept[0].send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstray")
+        await whole(await upstream.open(call(other)))  # by then the stray one has come
+        assert isinstance(await upstream.open(call(server)), NotSent)
+        assert await whole(await upstream.open(call(server))) == b"ok"
+        assert [r.connection for r in server.requests] == [1, 2]
+
+
 async def test_a_spooled_body_is_sent_once_and_whole(upstream: Upstream, tmp_path: Path) -> None:
     collector = Collector(tmp_path)
     for _ in range(48):

@@ -358,7 +358,7 @@ def verdict(
     assert matched is not None
     answer = Answer(status, "", (JSON,), Body.of(body))
     keyed = matched.endpoint.key is not None
-    ended = classify(matched.endpoint, Answered(answer, complete), matched.view, keyed=keyed)
+    ended = classify(matched.endpoint, Answered(answer, complete), keyed=keyed)
     return ended.means
 
 

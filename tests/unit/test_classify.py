@@ -44,7 +44,7 @@ def judge(
     keyed: bool = True,
 ) -> Verdict:
     answered = Answered(Answer(status, "", headers, Body.of(body)), complete)
-    return classify(endpoint, answered, None, keyed=keyed)
+    return classify(endpoint, answered, keyed=keyed)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from proxy.core.model import frozen
 from proxy.core.operation import Event, Operation
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask:
     """Who wants an operation settled, and what they ask for.
 
@@ -32,7 +33,7 @@ class Ask:
     needs_approval: bool = False  # the rule asks for one for this request
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Watch:
     """What this process has seen of an unknown operation, by its monotonic clock.
 
@@ -48,7 +49,7 @@ class Watch:
     next_look_in: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """Everything a decision looks at besides the call itself."""
 
@@ -62,7 +63,7 @@ class Snapshot:
     rewritten: bool = False  # another operation wrote to that URL since
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """The numbers of section 7: seconds, and how often."""
 
@@ -72,7 +73,7 @@ class Limits:
     backoff: float = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Forward:
     """Send it: ``attempt`` is its number, counted from 1."""
 
@@ -81,14 +82,14 @@ class Forward:
     under_key: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reconcile:
     """Ask the API whether the effect exists."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hold:
     """Wait, then decide again. ``seconds`` None: until the twin in flight has ended. ``otherwise``
     is what a caller hears whose patience ends first."""
@@ -98,7 +99,7 @@ class Hold:
     otherwise: Refusal
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Answer:
     """Give the operation's recorded end."""
 
@@ -108,7 +109,7 @@ class Answer:
     drifted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refuse:
     reason: str
     refusal: Refusal
@@ -116,7 +117,7 @@ class Refuse:
     blocked_by: str | None = None  # to be recorded on the unknown operation when it changed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PassThrough:
     """Forward it unrecorded and unchanged."""
 
@@ -126,7 +127,7 @@ class PassThrough:
 Decision = Forward | Reconcile | Hold | Answer | Refuse | PassThrough
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Question:
     """What each part of the decision is given."""
 
