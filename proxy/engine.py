@@ -196,7 +196,9 @@ class Engine:
         finally:
             del self._flights[bound.base]
             for claim in flight.claims:
-                self._claims.pop(claim, None)
+                held = self._claims.get(claim)
+                if held is not None and held.base == bound.base:
+                    del self._claims[claim]
             flight.finish()
 
     # -- the loop ------------------------------------------------------------------------------
