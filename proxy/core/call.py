@@ -208,7 +208,7 @@ def name(
         )
     view = matched.view if matched else RequestView(request, params)
     try:
-        operation, former = _operation_name(call, request, endpoint, view, canon)
+        operation, former = _operation_name(call, bare, endpoint, view, canon)
         needs_approval = _needs_approval(endpoint, view)
     except BodyMissing as error:
         return Refusal("bad-request", f"The rule for {endpoint.title} must read the body: {error}")
@@ -261,10 +261,10 @@ def _credential_digest(digest_key: bytes, credentials: Credentials) -> str:
 
 
 def _operation_name(
-    call: Governable, request: Request, endpoint: Endpoint, view: RequestView, canon: Canonical
+    call: Governable, bare: Request, endpoint: Endpoint, view: RequestView, canon: Canonical
 ) -> tuple[str, tuple[str, ...]]:
     if endpoint.service == UNRULED:
-        title = encode_part(f"{request.method} {request.authority}{request.path}")
+        title = encode_part(f"{bare.method} {bare.authority}{bare.path}")
         if call.operation_id is not None:
             return f"{title}:{encode_part(call.operation_id)}", ()
         return f"{title}~{content_digest(canon)[:DIGEST_LENGTH]}", ()

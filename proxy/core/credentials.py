@@ -2,13 +2,15 @@
 
 A bare request holds none of the known credential fields, so it may be sealed, logged and
 fingerprinted; the credentials live in memory only. A header is taken out whole; the value of a
-query parameter leaves ``***`` behind, so that a re-send without it cannot go unnoticed.
+query parameter leaves ``***`` behind, so that a re-send without it cannot go unnoticed; one in the
+path leaves a digest, so that two webhooks stay two addresses.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from dataclasses import field
 from functools import lru_cache
@@ -20,6 +22,15 @@ import orjson
 from proxy.core.model import Headers, Request, frozen
 
 MASK: Final = "***"
+
+# Services whose address is the credential: whoever knows it may post.
+PATH_SECRETS: Final = {
+    "api.telegram.org": re.compile(r"/(?:file/)?bot(?P<secret>[^/?]+)"),
+    "hooks.slack.com": re.compile(r"/(?:services|workflows|triggers)/(?P<secret>[^?]+)"),
+    "discord.com": re.compile(r"/api/(?:v\d+/)?webhooks/[^/]+/(?P<secret>[^/?]+)"),
+    "discordapp.com": re.compile(r"/api/(?:v\d+/)?webhooks/[^/]+/(?P<secret>[^/?]+)"),
+}
+_PATH_MASK: Final = re.compile(r"\*\*\*[0-9a-f]{16}")
 
 
 def _names(text: str) -> frozenset[str]:
@@ -85,15 +96,16 @@ class MissingCredential(Exception):
 @frozen
 class Credentials:
     """What ``split`` took out. ``headers`` in wire order, ``positions`` their indices in the whole
-    request; ``query`` has lower-case name and raw ``name=value`` piece, in order. Falsy if empty;
-    never shown by repr."""
+    request; ``query`` has lower-case name and raw ``name=value`` piece, in order; ``path`` is what
+    stood in the path, and the mask that stands there now. Falsy if empty; never shown by repr."""
 
     headers: Headers = field(default=(), repr=False)
     query: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     positions: tuple[int, ...] = field(default=(), repr=False)
+    path: tuple[str, str] | None = field(default=None, repr=False)
 
     def __bool__(self) -> bool:
-        return bool(self.headers or self.query)
+        return bool(self.headers or self.query or self.path)
 
 
 NONE: Final = Credentials()
@@ -118,11 +130,14 @@ def split(request: Request) -> tuple[Request, Credentials]:
     """The request without its credentials, and these. The body is left alone."""
     taken = [i for i, (name, _) in enumerate(request.headers) if is_secret_header(name)]
     target, query = _split_query(request.target)
-    if not taken and not query:
+    path = None
+    if request.host in PATH_SECRETS:
+        target, path = _split_path(PATH_SECRETS[request.host], target)
+    if not taken and not query and path is None:
         return request, NONE
     headers = list(request.headers)
     out = [headers.pop(index) for index in reversed(taken)]
-    credentials = Credentials(tuple(reversed(out)), query, tuple(taken))
+    credentials = Credentials(tuple(reversed(out)), query, tuple(taken), path)
     return request.with_(target=target, headers=tuple(headers)), credentials
 
 
@@ -135,7 +150,13 @@ def join(bare: Request, credentials: Credentials) -> Request:
     headers = list(bare.headers)
     for position, pair in zip(credentials.positions, credentials.headers, strict=True):
         headers.insert(position, pair)
-    return bare.with_(target=_join_query(bare.target, credentials.query), headers=tuple(headers))
+    target = _join_query(bare.target, credentials.query)
+    if credentials.path is not None:
+        secret, mask = credentials.path
+        target = target.replace(mask, secret, 1)
+    if bare.host in PATH_SECRETS and _PATH_MASK.search(target.partition("?")[0]):
+        raise MissingCredential("no credential for the path")
+    return bare.with_(target=target, headers=tuple(headers))
 
 
 def principal(credentials: Credentials) -> str | None:
@@ -143,10 +164,22 @@ def principal(credentials: Credentials) -> str | None:
     if nothing in it says who asks. What is made for one request (signatures) does not count."""
     named = [(name.lower(), _lasting(name, value)) for name, value in credentials.headers]
     named += [(name, piece.partition("=")[2]) for name, piece in credentials.query]
+    if credentials.path is not None:
+        named.append(("path", credentials.path[0]))
     who = sorted((name, value) for name, value in named if name not in PER_REQUEST)
     if not who:
         return None
     return "\n".join(f"{len(name)}:{len(value)}:{name}={value}" for name, value in who)
+
+
+def _split_path(pattern: re.Pattern[str], target: str) -> tuple[str, tuple[str, str] | None]:
+    """The target with its secret segment masked by a digest, so that two of them stay two."""
+    found = pattern.match(target)
+    if found is None:
+        return target, None
+    secret = found["secret"]
+    mask = MASK + hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return target[: found.start("secret")] + mask + target[found.end("secret") :], (secret, mask)
 
 
 def account_of(request: Request, account: tuple[str, str] | None) -> str | None:

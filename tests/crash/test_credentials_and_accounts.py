@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from proxy.core.model import Request
 from proxy.core.operation import State
+from proxy.ledger.base import Query
 from tests.crash.support import (
     IMPATIENT,
     KEYED,
@@ -216,3 +217,13 @@ async def test_a_renewed_token_settles_what_the_expired_one_could_not() -> None:
     await proxy.call(note(headers=bearer("new")))
     await settle_often(proxy, rounds=20)
     assert proxy.operation(note_key(proxy)).state is State.SUCCEEDED
+
+
+async def test_a_secret_in_the_path_is_in_no_key_header_or_row_and_still_goes_out() -> None:
+    proxy = Proxy(ruleset(QUERIED), Scripted([answer(200, OK)]))
+    target = "/bot123456:AAHsecretsecret/sendMessage"
+    reply = await proxy.call(post(target, {"text": "hi"}, host="api.telegram.org"))
+    assert [r.target for r in proxy.api.writes] == [target]
+    (operation,) = await proxy.ledger.operations(Query())
+    stored = await proxy.ledger.request_of(operation.key)
+    assert "AAHsecret" not in repr((reply.headers, operation, stored))

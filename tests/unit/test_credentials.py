@@ -241,3 +241,30 @@ def test_the_account_is_read_the_way_the_rule_says(
     headers: Headers, account: tuple[str, str] | None, expected: str | None
 ) -> None:
     assert account_of(request(*headers), account) == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "target", "secret"),
+    [
+        (
+            "api.telegram.org",
+            "/bot123456:AAHsecretsecret/sendMessage?a=1",
+            "123456:AAHsecretsecret",
+        ),
+        ("hooks.slack.com", "/services/T000/B000/XXXXsecretXXXX", "T000/B000/XXXXsecretXXXX"),
+        ("discord.com", "/api/v10/webhooks/42/secret-token?wait=true", "secret-token"),
+    ],
+)
+def test_a_secret_in_the_path_leaves_a_digest_and_comes_back(
+    host: str, target: str, secret: str
+) -> None:
+    request = Request("POST", "https", host, 443, target, ())
+    bare, credentials = split(request)
+    assert secret not in bare.target
+    assert secret not in repr(credentials)
+    assert join(bare, credentials) == request
+    other = Request("POST", "https", host, 443, target.replace(secret, secret + "2"), ())
+    assert split(other)[0].target != bare.target
+    assert principal(split(other)[1]) != principal(credentials)
+    with pytest.raises(MissingCredential):
+        join(bare, NONE)
