@@ -112,34 +112,6 @@ def get(component: str) -> Any:
     return structlog.get_logger(component=component)
 
 
-def decision(
-    log: Any,
-    *,
-    operation: str | None,
-    decision: str,
-    reason: str,
-    service: str = "-",
-    endpoint: str = "-",
-    attempt: int | None = None,
-    outcome: str | None = None,
-    status: int | None = None,
-    seconds: float | None = None,
-) -> None:
-    """The line that each decision gets; its words are those of the history."""
-    log.info(
-        "decision",
-        operation=operation,
-        decision=decision,
-        reason=reason,
-        service=service,
-        endpoint=endpoint,
-        attempt=attempt,
-        outcome=outcome,
-        status=status,
-        milliseconds=None if seconds is None else round(seconds * 1000, 3),
-    )
-
-
 def redact(_logger: object, _method: str, line: Line) -> Line:
     """Take secrets out of every field, at any depth."""
     for name, value in line.items():

@@ -62,22 +62,6 @@ def test_library_lines_pass_the_same_redaction(out: io.StringIO) -> None:
     assert CANARY not in line["event"]
 
 
-def test_a_decision_has_the_words_of_the_history(out: io.StringIO) -> None:
-    log.decision(
-        log.get("engine"),
-        operation="run/step/stripe.refunds.create/v1",
-        decision="Forward",
-        reason="first attempt",
-        attempt=1,
-        seconds=0.0123456,
-    )
-    line = json.loads(out.getvalue())
-    assert line["event"] == "decision"
-    assert line["reason"] == "first attempt"
-    assert line["milliseconds"] == 12.346
-    assert "outcome" not in line
-
-
 def test_lines_below_the_level_are_not_written(out: io.StringIO) -> None:
     log.get("test").debug("hidden")
     logging.getLogger("asyncio").info("hidden as well")

@@ -79,7 +79,6 @@ class Forward:
 
     reason: str
     attempt: int
-    under_key: bool = False
 
 
 @frozen

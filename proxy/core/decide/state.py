@@ -126,7 +126,7 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         wait = _backoff_left(question, operation)
         if wait > 0:
             return _settling("waiting before the re-send", wait, operation)
-        return Forward(permit, len(operation.attempts) + 1, under_key=permit == UNDER_KEY)
+        return Forward(permit, len(operation.attempts) + 1)
     if snapshot.lookup and not lacks_credential:
         wait = snapshot.watch.next_look_in
         if operation.blocked_by == "ambiguous" and ask.fresh:
