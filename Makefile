@@ -3,7 +3,7 @@
 #   make demo       the refund story: a worker dies after the API acted, and nothing happens twice
 #   make run        start the proxy            (make run ARGS="--config my.yaml")
 #   make test       the test suite without the slow tests
-#   make test-all   everything
+#   make test-all   everything; writes docs/reliability.md
 #   make check      ruff, mypy, the examples inside the rule files
 #   make bench      throughput and cost beside a plain proxy   (make bench ARGS=--quick)
 #   make lock       write requirements/*.txt anew from requirements/*.in
@@ -30,8 +30,12 @@ run: $(VENV)/.ready-run
 test: $(VENV)/.ready-dev
 	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)
 
+# With ARGS only a part may have run, and docs/reliability.md is left as it is.
+FIGURES := $(CURDIR)/$(VENV)/reliability.figures
 test-all: $(VENV)/.ready-dev
-	@$(BIN)/python -m pytest -n auto $(ARGS)
+	@rm -f $(FIGURES)
+	@RELIABILITY_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n auto $(ARGS)
+	@test -n "$(ARGS)" || $(BIN)/python -m tests.reliability $(FIGURES)
 
 check: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
