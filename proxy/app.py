@@ -25,7 +25,7 @@ from proxy import __version__, log
 from proxy.callers import Callers
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address
-from proxy.configload import ConfigErrors, Loaded
+from proxy.configload import Loaded
 from proxy.control.api import Control
 from proxy.control.tokens import gather
 from proxy.core.call import Policy
@@ -62,6 +62,7 @@ class Started:
     control: Address
     state_dir: Path
     ca_cert: Path | None
+    probe: Address | None = None
 
     def as_json(self) -> dict[str, str | int | None]:
         return {
@@ -69,13 +70,14 @@ class Started:
             "control": str(self.control),
             "state_dir": str(self.state_dir),
             "ca_cert": str(self.ca_cert) if self.ca_cert else None,
+            "probe": str(self.probe) if self.probe else None,
             "pid": os.getpid(),
             "version": __version__,
         }
 
 
 class App:
-    """One proxy. ``start`` raises what went wrong: ConfigErrors, RuleErrors, TokensUnusable,
+    """One proxy. ``start`` raises what went wrong: RuleErrors, TokensUnusable,
     CaError, LedgerError, OSError; what was started by then is stopped again."""
 
     def __init__(self, loaded: Loaded, clock: Clock | None = None) -> None:
@@ -85,6 +87,7 @@ class App:
         self._metrics = Metrics()
         self._rules = RuleSet(())
         self._engine: Engine | None = None
+        self._way_out: Upstream | None = None
         self._stack = AsyncExitStack()
         self._not_ready: str | None = "starting"
         self._stop_by: float | None = None  # monotonic
@@ -135,6 +138,7 @@ class App:
 
         upstream = self._upstream(egress)
         await upstream.start()
+        self._way_out = upstream
         stack.push_async_callback(upstream.close)
 
         engine = Engine(
@@ -170,17 +174,18 @@ class App:
         stack.push_async_callback(control.stop)
         control_address = await control.start(config.control.listen, config.probe)
 
-        door = self._front_door(Callers(engine), authority, upstream)
+        for port in control.ports:
+            egress.protect(port)
+        door = self._front_door(Callers(engine), authority, upstream, egress)
         await door.start(config.listen.host, config.listen.port)
         stack.push_async_callback(lambda: door.stop(self._drain()))
-        for port in (door.port, control_address.port, *door.gateway_ports):
-            egress.protect(port)
 
         started = Started(
             listen=Address(config.listen.host, door.port),
             control=control_address,
             state_dir=config.state_dir,
             ca_cert=config.tls.ca_cert_file or (config.ca_dir / CERT_FILE if authority else None),
+            probe=control.probe,
         )
         _write_serving(config.serving_path, started)
         stack.callback(config.serving_path.unlink, missing_ok=True)
@@ -193,7 +198,10 @@ class App:
         return max(0.0, self._stop_by - self._clock.monotonic())
 
     def _use(self, rules: RuleSet) -> None:
+        other_hosts = rules.hosts != self._rules.hosts
         self._rules = rules
+        if other_hosts and self._way_out is not None:
+            self._way_out.forget()
         if self._engine is not None:
             self._engine.rules = rules
         for warning in rules.warnings:
@@ -221,16 +229,13 @@ class App:
 
     def _egress(self) -> Egress:
         config = self._config
-        own = [config.probe.port] if config.probe else []
-        try:
-            return Egress(
-                allow=config.egress.allow,
-                deny=config.egress.deny,
-                named=self._knows_host,
-                own_ports=own,
-            )
-        except ValueError as error:
-            raise ConfigErrors([f"egress: {error}"]) from error
+        return Egress(
+            allow=config.egress.allow,
+            deny=config.egress.deny,
+            named=self._knows_host,
+            # Those that the system chooses follow once they are known.
+            own_ports=[address.port for address in config.listeners if address.port],
+        )
 
     def _upstream(self, egress: Egress) -> Upstream:
         options = self._config.upstream
@@ -263,7 +268,11 @@ class App:
         )
 
     def _front_door(
-        self, callers: Callers, authority: CertificateAuthority | None, upstream: Upstream
+        self,
+        callers: Callers,
+        authority: CertificateAuthority | None,
+        upstream: Upstream,
+        egress: Egress,
     ) -> FrontDoor:
         config = self._config
         return FrontDoor(
@@ -276,6 +285,7 @@ class App:
             gateways=[(g.listen.host, g.listen.port, g.to) for g in config.gateway],
             own_names=config.control.hosts,
             on_tunnel=self._tunnelled,
+            on_listening=egress.protect,
         )
 
     def _knows_host(self, host: str, port: int) -> bool:

@@ -11,6 +11,7 @@ import structlog
 
 from proxy.core.call import UNRULED, Governable, Governed, Passing, name, stricter, triage
 from proxy.core.decide import Answer, Refuse, bind, decide
+from proxy.core.identity import run_of
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
 from proxy.core.model import Answered, Denied, Identity, Lost, NotSent, Request
@@ -284,6 +285,7 @@ class Callers:
             stream=arrival.stream() if has_body else None,
             length=arrival.content_length if has_body else None,
             upgrade=arrival.upgrade,
+            run=run_of(arrival.identity),
         )
         match opened:
             case Denied(reason):

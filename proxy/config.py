@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from proxy import units
+from proxy.core import egress
 from proxy.failpoints import Fault, parse_faults
 
 
@@ -122,13 +123,23 @@ def _origin(value: object) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _proxy_url(value: object) -> Secret:
-    secret = _secret(value)
-    parts = urlsplit(secret.reveal())
-    if parts.scheme != "http" or not parts.hostname:
+def parent_address(url: Secret) -> Address:
+    """Where a parent proxy listens. Raises ValueError if this is no address of one."""
+    try:
+        parts = urlsplit(url.reveal())
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, parts, port = None, urlsplit(""), 0
+    if parts.scheme != "http" or not host or parts.path not in ("", "/") or parts.query:
         raise ValueError(
             "not a proxy address: write http://HOST:PORT or http://USER:PASS@HOST:PORT"
         )
+    return Address(host, port)
+
+
+def _proxy_url(value: object) -> Secret:
+    secret = _secret(value)
+    parent_address(secret)
     return secret
 
 
@@ -139,6 +150,19 @@ def _ledger_url(value: object) -> str:
     if not text.removeprefix("sqlite:").strip("/"):
         raise ValueError("names no file: write sqlite:FILE, for example sqlite:ledger.db")
     return text
+
+
+def _host_patterns(value: object) -> tuple[str, ...]:
+    found = []
+    for item in _listed(value):
+        try:
+            line = egress.Line.parse(item) if isinstance(item, str) else None
+        except ValueError:
+            line = None
+        if line is None or line.port is not None or line.name == egress.EVERYWHERE:
+            raise ValueError("must be a list of hosts: name, *.name or an address")
+        found.append(str(line.network.network_address) if line.network else line.name)
+    return tuple(found)
 
 
 class _Reads:
@@ -163,6 +187,9 @@ PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
 Origin = Annotated[str, _Reads(_origin)]
 ProxyUrl = Annotated[Secret, _Reads(_proxy_url)]
 LedgerUrl = Annotated[str, _Reads(_ledger_url)]
+AllowedLines = Annotated[tuple[egress.Line, ...], _Reads(egress.allowed_lines)]
+EgressLines = Annotated[tuple[egress.Line, ...], _Reads(egress.lines)]
+HostPatterns = Annotated[tuple[str, ...], _Reads(_host_patterns)]
 Faults = Annotated[tuple[Fault, ...], _Reads(parse_faults)]
 
 Unknown = Literal["content", "pass", "refuse"]
@@ -219,7 +246,7 @@ class UnruledConfig:
 class TlsConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     intercept: Literal["all", "rules", "none"] = "all"
-    tunnel: tuple[str, ...] = ()  # hosts that are never opened
+    tunnel: HostPatterns = ()  # hosts that are never opened
     ca_cert_file: Path | None = None  # both None: made in state_dir on first start
     ca_key_file: Path | None = None
 
@@ -246,8 +273,8 @@ class UpstreamConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
-    allow: tuple[str, ...] = ()  # loopback and private ones that may be called: host, address, net
-    deny: tuple[str, ...] = ()  # what may not; the more exact entry wins
+    allow: AllowedLines = ()  # loopback and private ones that may be called: host, address, net
+    deny: EgressLines = ()  # what may not; the more exact entry wins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +314,12 @@ class Config:
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
     faults: Faults = ()
+
+    @property
+    def listeners(self) -> tuple[Address, ...]:
+        """Every address it is to listen on."""
+        others = (self.probe, *(gateway.listen for gateway in self.gateway))
+        return (self.listen, self.control.listen, *filter(None, others))
 
     @property
     def rule_dirs(self) -> tuple[Path, ...]:

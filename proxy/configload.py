@@ -15,7 +15,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from proxy.config import Address, Config, Secret
+from proxy.config import Address, Config, Secret, parent_address
+from proxy.core.egress import Line
 from proxy.failpoints import Fault
 from proxy.options import (
     PREFIX,
@@ -227,7 +228,8 @@ class _Load:
                     self._absolute(part, here)
                     if isinstance(part, Path)
                     else self._resolved(part, (*here, str(number)))
-                    if dataclasses.is_dataclass(part) and not isinstance(part, (Secret, Fault))
+                    if dataclasses.is_dataclass(part)
+                    and not isinstance(part, (Secret, Fault, Line))
                     else part
                     for number, part in enumerate(item)
                 )
@@ -281,11 +283,31 @@ class _Load:
         ):
             if file is not None and not file.is_file():
                 self._problem(path, f"{file} is not there")
+        self._check_upstream(config)
         for directory in config.rules:
             if not directory.is_dir():
                 self._problem(("rules",), f"{directory} is not a directory")
         if any(len(secret.reveal()) < 16 for secret in config.identity.secret):
             self._problem(("identity", "secret"), "must have at least 16 characters")
+
+    def _check_upstream(self, config: Config) -> None:
+        import ssl
+
+        file = config.upstream.ca_file
+        if file is not None and file.is_file():
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+            except (OSError, ssl.SSLError):
+                self._problem(("upstream", "ca_file"), f"{file} holds no certificate in PEM")
+        if config.upstream.proxy is None:
+            return
+        try:
+            parent = parent_address(config.upstream.proxy)
+        except ValueError as error:  # it may come from a file, which nobody has read before
+            self._problem(("upstream", "proxy"), str(error))
+            return
+        if parent.port == config.listen.port and parent.loopback:
+            self._problem(("upstream", "proxy"), "is this proxy itself: name another one")
 
     def _check_addresses(self, config: Config) -> None:
         taken: dict[str, str] = {}

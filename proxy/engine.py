@@ -331,6 +331,7 @@ class Engine:
         try:
             return await self.outbound.attempt(
                 outgoing,
+                run=operation.run,
                 fresh=bare and not operation.intent.idempotent,
                 operation_key=operation.key,
                 relay=flight.relay,
@@ -439,7 +440,9 @@ class Engine:
                 return step
             page = self._authorised(bound, step)
             inquiry.feed(
-                await self.outbound.attempt(page, fresh=False, operation_key="", relay=None)
+                await self.outbound.attempt(
+                    page, run=operation.run, fresh=False, operation_key="", relay=None
+                )
             )
 
     def _adopted(self, operation: Operation, verdict: LookupVerdict) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy import units
 from proxy.config import Address, Config, Duration, PositiveDuration, Secret, Size
+from proxy.core.egress import Line
 from proxy.failpoints import Fault
 
 PREFIX = "ONCEPROXY_"
@@ -72,6 +73,8 @@ def _plain(value: Any, hint: Any) -> Any:
         return units.show_duration(value)
     if hint == Size:
         return units.show_size(value)
+    if isinstance(value, Line):
+        return value.plain()
     if isinstance(value, Fault):
         return dataclasses.asdict(value)
     if dataclasses.is_dataclass(value):
@@ -106,7 +109,7 @@ def is_list(hint: Any) -> bool:
     if typing.get_origin(kind) is not tuple:
         return False
     inner = typing.get_args(kind)[0]
-    return not dataclasses.is_dataclass(inner) or inner is Secret
+    return not dataclasses.is_dataclass(inner) or inner in (Secret, Line)
 
 
 def is_structured(hint: Any) -> bool:

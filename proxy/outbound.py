@@ -58,6 +58,7 @@ class Upstream(Protocol):
         timeout: float | None = None,
         upgrade: str = "",
         on_sent: Callable[[], Any] | None = None,
+        run: str = "",
     ) -> NotSent | Lost | Opened: ...
 
 
@@ -87,8 +88,10 @@ class Outbound:
         fresh: bool = False,
         upgrade: str = "",
         operation_key: str = "",
+        run: str = "",
     ) -> NotSent | Lost | Opened:
-        """One request on the wire. ``operation_key`` names the operation for failpoints."""
+        """One request on the wire, on behalf of ``run``. ``operation_key`` names the operation for
+        failpoints."""
         left = asyncio.Event() if operation_key and self._failpoints.enabled else None
         # The one line that sends: everything that leaves for a service leaves here.
         opening = self._upstream.open(
@@ -99,16 +102,17 @@ class Outbound:
             timeout=self._send_timeout,
             upgrade=upgrade,
             on_sent=left.set if left is not None else None,
+            run=run,
         )
         if left is None:
             return await opening
         return await self._failpoints.during(opening, left, operation_key)
 
     async def attempt(
-        self, request: Request, *, fresh: bool, operation_key: str, relay: Relay | None
+        self, request: Request, *, run: str, fresh: bool, operation_key: str, relay: Relay | None
     ) -> SendResult:
         """Send and collect the whole answer; a caller behind ``relay`` may have a long one flow."""
-        opened = await self.send(request, fresh=fresh, operation_key=operation_key)
+        opened = await self.send(request, fresh=fresh, operation_key=operation_key, run=run)
         if isinstance(opened, (NotSent, Lost)):
             return opened
         body, complete = await self._collect(opened, relay)

@@ -50,12 +50,14 @@ class Control:
         self._probe = web.Application(middlewares=[problems_middleware])
         _add(self._probe, monitoring, tokens)
         self._runners: list[web.AppRunner] = []
+        self.ports: list[int] = []  # that it listens on
+        self.probe: Address | None = None  # where, once it does
 
     async def start(self, listen: Address, probe: Address | None = None) -> Address:
         """Listen; returns the address with the port that the system chose for 0. Raises OSError."""
         bound = await self._serve(self.application, listen)
         if probe is not None:
-            await self._serve(self._probe, probe)
+            self.probe = await self._serve(self._probe, probe)
         return bound
 
     async def stop(self) -> None:
@@ -69,6 +71,7 @@ class Control:
         await runner.setup()
         self._runners.append(runner)
         await web.TCPSite(runner, address.host, address.port).start()
+        self.ports += [bound[1] for bound in runner.addresses]
         return Address(address.host, runner.addresses[0][1])
 
 

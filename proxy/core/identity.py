@@ -142,6 +142,11 @@ def encode_part(text: str) -> str:
     return f"{_BROKEN_ESCAPE.sub('', part[:PART_HEAD])}~{digest}"
 
 
+def run_of(identity: Identity | None) -> str:
+    """The run as it stands in an operation key; "" for a call that names none."""
+    return encode_part(identity.run) if identity is not None and identity.run else ""
+
+
 def strip_baggage(value: str) -> str | None:
     """``value`` without the members that name run and step, all else byte-exact; None if empty."""
     kept = [

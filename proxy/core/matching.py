@@ -382,6 +382,11 @@ class RuleSet:
                 return {**outside, **inside}
         return None
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The hosts of all rules, as they are written."""
+        return frozenset(p.text for patterns in self._hosts.values() for p in patterns)
+
     def knows_host(self, host: str, port: int) -> bool:
         """Whether a rule names this host; one for any host does not."""
         return any(not index.pattern.everywhere for index, _ in self._hosts_of(host, port))

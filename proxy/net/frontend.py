@@ -42,7 +42,7 @@ class FrontDoor:
         intercept: str = "all",
         knows_host: Callable[[str, int], bool] = lambda host, port: False,
         tunnel_hosts: Sequence[str] = (),
-        dial: Callable[[str, int], Awaitable[NotSent | Pipe]] | None = None,
+        dial: Callable[[str, int, str], Awaitable[NotSent | Pipe]] | None = None,
         gateways: Sequence[tuple[str, int, str]] = (),
         own_names: Sequence[str] = (),
         run_tokens: bool = False,
@@ -52,13 +52,15 @@ class FrontDoor:
         write_timeout: float = 60.0,
         spool_dir: Path | None = None,
         on_tunnel: Callable[[str, str], None] = lambda host, reason: None,
+        on_listening: Callable[[int], None] = lambda port: None,
     ) -> None:
         """``engine_handle`` gets each call. ``ca`` and ``intercept`` (all | rules | none) say which
         TLS is opened; ``tunnel_hosts`` (``name``, ``*.name``) never is. ``dial`` connects blind
-        tunnels (``Upstream.tunnel``). ``gateways`` are (host, port, address to send to);
-        ``own_names`` are further names under which callers reach them. Time-outs are seconds: of a
-        connection without a request, between two pieces of a request's body, and for a caller that
-        takes nothing of its answer. ``on_tunnel`` gets (host, reason) of each blind tunnel.
+        tunnels (``Upstream.tunnel``) on behalf of a run. ``gateways`` are (host, port, address to
+        send to); ``own_names`` are further names under which callers reach them. Time-outs are
+        seconds: of a connection without a request, between two pieces of a request's body, and for
+        a caller that takes nothing of its answer. ``on_tunnel`` gets (host, reason) of each blind
+        tunnel, ``on_listening`` each port before its first call is read.
 
         Raises BadTarget for a gateway's address, ValueError for ``intercept``.
         """
@@ -75,6 +77,7 @@ class FrontDoor:
             inner=lambda site: self._server.make(site),
             on_tunnel=on_tunnel,
         )
+        self._on_listening = on_listening
         self._own_names = tuple(name.lower() for name in own_names)
         self._gateways = [
             (host, port, FixedSite(to, self._names(host))) for host, port, to in gateways
@@ -128,8 +131,10 @@ class FrontDoor:
             lambda: self._server.make(site), host, port, backlog=BACKLOG
         )
         self._listeners.append(listener)
-        bound: int = listener.sockets[0].getsockname()[1]
-        return bound
+        ports: list[int] = [sock.getsockname()[1] for sock in listener.sockets]
+        for bound in ports:
+            self._on_listening(bound)
+        return ports[0]
 
     async def _handle(self, incoming: Incoming) -> bool:
         """Answers one request; True if its connection goes on."""

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from proxy.core.identity import BadIdentity, Sources, identify, run_of
 from proxy.core.model import Denied, NotSent
 from proxy.net import handoff
 from proxy.net.clienthello import HELLO_LIMIT, BadHello, First, Hello, first, hello
@@ -58,7 +59,7 @@ class Tunnels:
         intercept: str,
         knows_host: Callable[[str, int], bool],
         tunnel_hosts: Sequence[str],
-        dial: Callable[[str, int], Awaitable[NotSent | Pipe]] | None,
+        dial: Callable[[str, int, str], Awaitable[NotSent | Pipe]] | None,
         inner: Callable[[TunnelSite], Connection],
         on_tunnel: Callable[[str, str], None],
     ) -> None:
@@ -78,7 +79,7 @@ class Tunnels:
         upstream: Pipe | None = None
         why = self._blind_from_the_start(host, port)
         if why is not None:
-            upstream = await self._dialled(host, port)
+            upstream = await self._dialled(host, port, _run(credential))
         pipe = await incoming.connection.give(incoming, ESTABLISHED)
         if pipe is None:
             if upstream is not None:
@@ -101,11 +102,11 @@ class Tunnels:
                 return "configured"
         return "ca-not-trusted" if (host, port) in self._distrusted else None
 
-    async def _dialled(self, host: str, port: int) -> Pipe:
+    async def _dialled(self, host: str, port: int, run: str) -> Pipe:
         """Raises Refused."""
         if self._dial is None:
             raise Refused("tunnels are not open here", 502, "upstream-not-reached")
-        result = await self._dial(host, port)
+        result = await self._dial(host, port, run)
         if isinstance(result, Denied):
             raise Refused(result.reason, 403, "egress-denied")
         if isinstance(result, NotSent):
@@ -129,7 +130,7 @@ class Tunnels:
                     return
                 why = "h2"
         self._on_tunnel(host, why)
-        await relay(pipe, await self._dialled(host, port))
+        await relay(pipe, await self._dialled(host, port, _run(credential)))
 
     def _opens(self, host: str, port: int) -> bool:
         if self._intercept == "all":
@@ -172,6 +173,14 @@ class Tunnels:
         elif len(self._distrusted) < DISTRUST_LIMIT:
             log.info("a client of %s does not trust the local CA: tunnelled from now on", host)
             self._distrusted[host, port] = None
+
+
+def _run(credential: tuple[str, str] | None) -> str:
+    """Whose tunnel it is, as in an operation key. Raises Refused."""
+    try:
+        return run_of(identify(Sources(credential=credential)))
+    except BadIdentity as error:
+        raise Refused(error.detail) from None
 
 
 def _destination(incoming: Incoming) -> tuple[str, int]:

@@ -19,8 +19,8 @@ from typing import cast
 
 import aiohttp
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector
+from aiohttp.abc import AbstractResolver
 from aiohttp.connector import Connection
-from aiohttp.helpers import sentinel
 from yarl import URL
 
 from proxy.core.model import Denied, Headers, Lost, NotSent, Request
@@ -40,6 +40,31 @@ _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})  # RFC 9110 8.6: these say s
 __all__ = ["Denied", "Opened", "Upstream"]
 
 
+class _Way:
+    """The connections of all calls that one judge of addresses speaks for; no other call may use
+    them, since it may be denied what they lead to."""
+
+    def __init__(
+        self, egress: Egress | None, resolver: GuardedResolver | None, context: ssl.SSLContext
+    ) -> None:
+        self.egress = egress
+        self.resolver = resolver
+        self.open: set[tuple[str, int]] = set()  # judged, and not denied as they are written
+        self.pool = TCPConnector(
+            ssl=context,
+            resolver=resolver,
+            limit=0,  # callers are bounded at the front door
+            keepalive_timeout=KEEP_ALIVE,
+        )
+        self.single = TCPConnector(ssl=context, resolver=resolver, limit=0, force_close=True)
+
+    async def close(self) -> None:
+        await self.pool.close()
+        await self.single.close()
+        if self.resolver is not None:
+            await self.resolver.close()
+
+
 class Upstream:
     """Connections to services. One for the whole process; ``start`` before use."""
 
@@ -50,6 +75,7 @@ class Upstream:
         ca_file: str | Path | None = None,
         proxy: str | None = None,
         egress: Egress | None = None,
+        resolver: AbstractResolver | None = None,
         connect_timeout: float = 10.0,
         answer_timeout: float = 300.0,
         idle_timeout: float = 300.0,
@@ -60,7 +86,8 @@ class Upstream:
         ``http://[user:password@]host:port`` of a parent proxy; names are then resolved there, and
         ``egress`` sees names and literal addresses only. Time-outs are seconds: until connected,
         from the last byte sent to the answer's head, and between two pieces of an answer.
-        ``pseudonym`` is our name in ``Via``, None for no such field."""
+        ``resolver`` is asked for names instead of the system. ``pseudonym`` is our name in ``Via``,
+        None for no such field."""
         self._ssl = ssl_context or _verified(ca_file)
         self._proxy = URL(proxy).with_user(None) if proxy else None
         self._proxy_headers: Headers = ()
@@ -68,6 +95,7 @@ class Upstream:
             credential = aiohttp.encode_basic_auth(user, URL(proxy).password or "")
             self._proxy_headers = (("Proxy-Authorization", credential),)
         self._egress = egress
+        self._names = resolver
         self._timeout = ClientTimeout(
             total=None, connect=connect_timeout, sock_connect=connect_timeout
         )
@@ -76,24 +104,18 @@ class Upstream:
         self._via = f"1.1 {pseudonym}" if pseudonym else None
         self._directory = spool_dir
         self._destinations: dict[tuple[str, str, int], ClientRequest] = {}
-        self._open: set[tuple[str, int]] = set()  # judged, and not denied as they are written
-        self._pool: TCPConnector | None = None
-        self._single: TCPConnector | None = None
-        self._resolver: GuardedResolver | None = None
+        self._ways: dict[Egress | None, _Way] = {}
+        self._left: list[_Way] = []  # that take no new calls
 
     async def start(self) -> None:
-        if self._egress is not None and self._proxy is None:
-            self._resolver = GuardedResolver(self._egress)
-        self._pool = self._connector(reuse=True)
-        self._single = self._connector(reuse=False)
+        self._way("")
 
     async def close(self) -> None:
         """Closes every connection, those in use as well."""
-        for connector in (self._pool, self._single):
-            if connector is not None:
-                await connector.close()
-        if self._resolver is not None:
-            await self._resolver.close()
+        for way in (*self._ways.values(), *self._left):
+            await way.close()
+        self._ways.clear()
+        self._left.clear()
         self._destinations.clear()
 
     async def open(
@@ -106,18 +128,21 @@ class Upstream:
         timeout: float | None = None,
         upgrade: str = "",
         on_sent: Callable[[], object] | None = None,
+        run: str = "",
     ) -> NotSent | Lost | Opened:
         """Sends the request once and waits for the head of its answer.
 
         ``stream`` is sent instead of ``request.body``, with ``length`` as its declared size (None:
         chunked). ``fresh`` takes a new connection and closes it afterwards. ``timeout`` replaces
         the answer time-out, seconds. ``upgrade`` asks for another protocol. ``on_sent`` is called
-        once the first bytes were handed to the transport.
+        once the first bytes were handed to the transport. ``run`` is whose call it is, as in an
+        operation key.
 
         NotSent (Denied, where the address may not be called): no byte was handed to the transport.
         Lost: bytes may have left and no answer came. Neither of the two leaves anything open.
         """
-        denied = self._literal(request)
+        way = self._way(run)
+        denied = self._as_written(way, request.host, request.port)
         if denied is not None:
             return denied
         first = b""
@@ -132,7 +157,7 @@ class Upstream:
         head = self._head(request, stream is not None, length, fresh, upgrade)
         if head is None:
             return NotSent("the request cannot be written: a line break in a field or its target")
-        connection = await self._connect(request, fresh)
+        connection = await self._connect(way, request, fresh)
         if isinstance(connection, NotSent):
             return connection
         exchange = Exchange(connection, request.method, self._idle_timeout, self._directory)
@@ -143,17 +168,22 @@ class Upstream:
             exchange.send(head, request.body, stream, first, length)
             if on_sent is not None:
                 on_sent()
-            return await exchange.answer(
+            answer = await exchange.answer(
                 self._answer_timeout if timeout is None else timeout, upgrade
             )
+            if isinstance(answer, Opened) and answer.status == 407 and self._absolute(request):
+                # RFC 9110 15.5.8: only a proxy says so, and it has passed nothing on.
+                answer.close()
+                return NotSent("the parent proxy refused the call (407)")
+            return answer
         except BaseException:
             exchange.abandon()
             raise
 
-    async def tunnel(self, host: str, port: int) -> NotSent | Pipe:
+    async def tunnel(self, host: str, port: int, run: str = "") -> NotSent | Pipe:
         """A raw connection, for bytes that are passed on unread."""
-        probe = Request("CONNECT", "http", host, port, "/", ())
-        denied = self._literal(probe)
+        way = self._way(run)
+        denied = self._as_written(way, host, port)
         if denied is not None:
             return denied
         limit = self._timeout.connect
@@ -161,44 +191,45 @@ class Upstream:
             async with asyncio.timeout(limit):
                 if self._proxy is not None:
                     return await self._through_parent(host, port)
-                return await self._dial(host, port)
+                return await self._dial(way, host, port)
         except EgressDenied as error:
             return Denied(error.strerror or "denied")
         except OSError as error:
             return NotSent(words(error))
 
-    def forget_names(self) -> None:
-        """Drop remembered addresses: what may be called has changed."""
-        self._open.clear()
-        for connector in (self._pool, self._single):
-            if connector is not None:
-                connector.clear_dns_cache()
+    def forget(self) -> None:
+        """What may be called has changed: judge every destination anew, and call none of them over
+        a connection that was opened under the old rules."""
+        self._left += self._ways.values()
+        self._ways.clear()
 
-    def _connector(self, *, reuse: bool) -> TCPConnector:
-        return TCPConnector(
-            ssl=self._ssl,
-            resolver=self._resolver,
-            limit=0,  # callers are bounded at the front door
-            force_close=not reuse,
-            keepalive_timeout=KEEP_ALIVE if reuse else sentinel,
-        )
+    def _way(self, run: str) -> _Way:
+        egress = self._egress.for_run(run) if self._egress is not None else None
+        way = self._ways.get(egress)
+        if way is None:
+            resolver = None
+            if egress is not None and self._proxy is None:
+                resolver = GuardedResolver(egress, self._names)
+            way = self._ways[egress] = _Way(egress, resolver, self._ssl)
+        return way
 
-    def _literal(self, request: Request) -> Denied | None:
-        """The connector dials a literal address without asking its resolver, so it is judged
-        here."""
-        if self._egress is None or (request.host, request.port) in self._open:
+    def _as_written(self, way: _Way, host: str, port: int) -> Denied | None:
+        """The connector dials a literal address without asking its resolver, and leaves names to a
+        parent proxy, so both are judged here."""
+        if way.egress is None or (host, port) in way.open:
             return None
-        objection = self._egress.literal(request.host, request.port)
+        objection = way.egress.literal(host, port)
+        if objection is None and self._proxy is not None:
+            objection = way.egress.name(host, port)
         if objection is not None:
             return Denied(objection)
-        if len(self._open) >= DESTINATIONS:
-            self._open.clear()
-        self._open.add((request.host, request.port))
+        if len(way.open) >= DESTINATIONS:
+            way.open.clear()
+        way.open.add((host, port))
         return None
 
-    async def _connect(self, request: Request, fresh: bool) -> Connection | NotSent:
-        connector = self._single if fresh else self._pool
-        assert connector is not None, "start() was not called"
+    async def _connect(self, way: _Way, request: Request, fresh: bool) -> Connection | NotSent:
+        connector = way.single if fresh else way.pool
         try:
             return await connector.connect(
                 self._destination(request), traces=[], timeout=self._timeout
@@ -234,7 +265,7 @@ class Upstream:
         target = request.target
         if not (target.isascii() and target.isprintable()) or " " in target:
             return None
-        via = self._proxy is not None and request.scheme == "http"
+        via = self._absolute(request)
         lines = [
             f"{request.method} {request.url if via else target} HTTP/1.1",
             f"Host: {request.authority}",
@@ -268,12 +299,16 @@ class Upstream:
             return None
         return wire(head)
 
-    async def _dial(self, host: str, port: int) -> Pipe:
+    def _absolute(self, request: Request) -> bool:
+        """Whether it is a parent proxy that reads this request, and not one in a tunnel."""
+        return self._proxy is not None and request.scheme == "http"
+
+    async def _dial(self, way: _Way, host: str, port: int) -> Pipe:
         """Raises EgressDenied, OSError."""
         loop = asyncio.get_running_loop()
         addresses = [host]
-        if self._resolver is not None and ":" not in host:
-            addresses = [found["host"] for found in await self._resolver.resolve(host, port)]
+        if way.resolver is not None and ":" not in host:
+            addresses = [found["host"] for found in await way.resolver.resolve(host, port)]
         failure: OSError = OSError("its name has no address")
         for address in addresses:
             try:

@@ -132,6 +132,29 @@ def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
     assert config.rule_dirs[-1] == tmp_path / "mine"
 
 
+def test_egress_lines_are_for_all_runs_or_for_some(tmp_path: Path) -> None:
+    text = 'egress: {allow: [a.test, {run: "s-*", to: [b.test, 10.0.0.0/8]}], deny: ["*"]}\n'
+    config = load(write(tmp_path, text), environ=HOME).config
+    assert [(line.text, line.run) for line in config.egress.allow] == [
+        ("a.test", "*"),
+        ("b.test", "s-*"),
+        ("10.0.0.0/8", "s-*"),
+    ]
+    shown = as_dict(config)["egress"]
+    assert shown["allow"][1] == {"run": "s-*", "to": "b.test"}
+    again = load(write(tmp_path, yaml.safe_dump({"egress": shown})), environ=HOME).config
+    assert again.egress == config.egress
+    environ = HOME | {"ONCEPROXY_EGRESS_DENY": '[{run: "x", to: "y.test"}]'}
+    assert load(environ=environ).config.egress.deny[0].run == "x"
+
+
+def test_a_parents_address_from_a_file_is_checked_as_well(tmp_path: Path) -> None:
+    (tmp_path / "parent").write_text("proxy.example:3128\n")
+    file = write(tmp_path, "upstream: {proxy_file: parent}\n")
+    with pytest.raises(ConfigErrors, match=r"upstream\.proxy: not a proxy address"):
+        load(file, environ=HOME)
+
+
 def test_secrets_come_from_files_and_never_show(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("sixteen-characters-or-more\n")
     text = "identity: {secret_file: secret}\ncontrol: {agent_token: very-secret-token}\n"

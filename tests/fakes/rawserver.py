@@ -97,12 +97,14 @@ class RawServer:
     requests: list[Received] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    host: str = "127.0.0.1"
+    at: int = 0  # the port to take; 0: a free one
     _server: asyncio.Server | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __aenter__(self) -> RawServer:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
+        self._server = await asyncio.start_server(self._accept, self.host, self.at, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

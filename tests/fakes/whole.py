@@ -36,6 +36,7 @@ class Door:
     port: int
     control: int
     state_dir: Path
+    probe: int = 0
 
     async def call(
         self, url: str, body: Any, run: str = "run-1", step: str = "step-1", *fields: str
@@ -117,7 +118,8 @@ async def whole(folder: Path, rules: str, **options: Any) -> AsyncIterator[Door]
     app = App(load(configure(folder, rules, **options), environ={}))
     started = await app.start()
     try:
-        yield Door(started.listen.port, started.control.port, started.state_dir)
+        probe = started.probe.port if started.probe else 0
+        yield Door(started.listen.port, started.control.port, started.state_dir, probe)
     finally:
         await app.stop()
 

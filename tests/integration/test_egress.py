@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from proxy.core.egress import lines
 from proxy.core.model import Denied, NotSent, Request
 from proxy.net.egress import Egress, EgressDenied, GuardedResolver
 from proxy.net.upstream import Opened, Upstream
@@ -46,6 +47,14 @@ from tests.fakes.rawserver import RawServer
         "64:ff9b::7f00:1",
         "2002:7f00:1::",
         "2002:a00:1::",
+        "64:ff9b:1::a00:1",
+        "::ffff:0:10.0.0.1",
+        "2001:0:4136:e378:8000:63bf:f5ff:fffe",  # Teredo of 10.0.0.1
+        "198.18.0.1",
+        "192.0.0.8",
+        "2001:db8::1",
+        "::ffff:100.64.0.1",
+        "::ffff:0.0.0.0",
     ],
 )
 def test_inner_addresses_are_closed(address: str) -> None:
@@ -66,6 +75,13 @@ METADATA = [
     "169.254.170.2",
     "100.100.100.200",
     "168.63.129.16",
+    "64:ff9b:1::a9fe:a9fe",
+    "::ffff:0:169.254.169.254",
+    "fd20:ce::254",
+    "fe80::a9fe:a9fe%eth0",
+    "fd00:c1::a9fe:a9fe",
+    "169.254.42.42",
+    "169.254.0.23",
 ]
 
 
@@ -120,6 +136,10 @@ def test_own_ports_are_closed_on_every_address_of_this_machine() -> None:
         (["name.test"], ["name.test"], "name.test", "1.1.1.1", 80, False),
         ([], ["*.evil.test"], "a.evil.test", "1.1.1.1", 80, False),
         (["ok.evil.test"], ["*.evil.test"], "ok.evil.test", "1.1.1.1", 80, True),
+        (["ok.test"], ["*"], "ok.test", "1.1.1.1", 80, True),
+        (["ok.test"], ["*"], "other.test", "1.1.1.1", 80, False),
+        (["10.0.0.0/8"], ["*"], "other.test", "10.0.0.1", 80, True),
+        ([], ["1.1.1.0/24"], "name.test", "::ffff:1.1.1.1", 80, False),
     ],
 )
 def test_the_more_exact_line_wins_and_deny_on_a_tie(
@@ -129,7 +149,22 @@ def test_the_more_exact_line_wins_and_deny_on_a_tie(
     assert (egress.objection(host, address, port) is None) is open_
 
 
-@pytest.mark.parametrize("text", ["", "*", "http://a.test", "a.test:x", "10.0.0.0/99", "a/b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "*",
+        "http://a.test",
+        "a.test:x",
+        "a.test:0",
+        "a.test:70000",
+        "10.0.0.0/99",
+        "a/b",
+        "a.*",
+        "b*.test",
+        "a b",
+    ],
+)
 def test_a_line_that_is_none_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         Egress(allow=[text])
@@ -181,6 +216,40 @@ async def test_a_name_with_inner_addresses_only_is_denied() -> None:
         await resolver.resolve("name.test", 80)
 
 
+# By run
+
+
+def test_a_line_can_be_for_some_runs_only() -> None:
+    egress = Egress(
+        allow=lines([{"run": "support-*", "to": ["crm.test", "10.1.0.0/16"]}, "all.test"]),
+        deny=lines([{"run": "intern-*", "to": "*"}, {"run": "intern-7", "to": "all.test"}]),
+    )
+
+    def open_(run: str, host: str, address: str) -> bool:
+        return egress.for_run(run).objection(host, address, 443) is None
+
+    assert open_("support-1", "crm.test", "10.9.0.1")
+    assert open_("support-1", "x.test", "10.1.0.1")
+    assert not open_("support-1", "x.test", "10.2.0.1")
+    assert not open_("other", "crm.test", "10.9.0.1")
+    assert not open_("", "crm.test", "10.9.0.1")
+    assert open_("other", "all.test", "10.9.0.1")
+    assert open_("intern-1", "all.test", "10.9.0.1")
+    assert not open_("intern-7", "all.test", "10.9.0.1")
+    assert not open_("intern-1", "public.test", "1.1.1.1")
+    assert open_("", "public.test", "1.1.1.1")
+    assert egress.for_run("support-1") is egress.for_run("support-2")
+
+
+def test_own_ports_are_closed_to_every_run() -> None:
+    egress = Egress(allow=lines([{"run": "a", "to": "localhost"}]))
+    before = egress.for_run("a")
+    egress.protect(8902)
+    for run in ("a", "b", ""):
+        assert "proxy itself" in str(egress.for_run(run).objection("localhost", "127.0.0.1", 8902))
+    assert egress.for_run("a") is before
+
+
 # With real sockets
 
 
@@ -210,6 +279,121 @@ async def test_an_allowed_inner_address_is_called(host: str) -> None:
     async with RawServer() as server:
         result = await opened(Egress(allow=[f"{host}:{server.port}"]), host, server.port)
         assert isinstance(result, Opened)
+
+
+async def test_a_connection_of_one_run_is_not_for_another() -> None:
+    async with RawServer() as server:
+        where = f"localhost:{server.port}"
+        upstream = Upstream(egress=Egress(allow=lines([{"run": "a-*", "to": where}])))
+        await upstream.start()
+        try:
+            for run, sent in (("a-1", True), ("b-1", False), ("", False), ("a-2", True)):
+                call = Request("GET", "http", "localhost", server.port, "/", ())
+                result = await upstream.open(call, run=run)
+                assert isinstance(result, Opened) is sent, run
+                if isinstance(result, Opened):
+                    await result.read(100)
+                else:
+                    assert isinstance(result, Denied)
+                tunnel = await upstream.tunnel("localhost", server.port, run)
+                assert isinstance(tunnel, Denied) is not sent
+                if not isinstance(tunnel, NotSent):
+                    tunnel.close()
+        finally:
+            await upstream.close()
+        assert len(server.requests) == 2
+
+
+async def test_what_a_rule_no_longer_names_is_closed_at_once() -> None:
+    named = {"127.0.0.1", "localhost"}
+    async with RawServer() as server:
+        upstream = Upstream(egress=Egress(named=lambda host, port: host in named))
+        await upstream.start()
+        try:
+            for expected in (Opened, Denied):
+                for host in ("127.0.0.1", "localhost"):
+                    result = await upstream.open(Request("GET", "http", host, server.port, "/", ()))
+                    assert isinstance(result, expected)
+                    if isinstance(result, Opened):
+                        await result.read(100)
+                named.clear()
+                upstream.forget()
+        finally:
+            await upstream.close()
+        assert len(server.requests) == 2
+
+
+# A name server that changes its mind (S2, S13)
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
+    """The first answer passes; a second one, asked for the dialling, would not."""
+    async with RawServer() as open_, RawServer(host="127.0.0.2", at=open_.port) as closed:
+        names = Changing(["127.0.0.1"], *[["127.0.0.2"]] * 4)
+        upstream = Upstream(egress=Egress(allow=["127.0.0.1"]), resolver=names)
+        await upstream.start()
+        call = Request("GET", "http", "rebinding.test", open_.port, "/", ())
+        try:
+            first = await upstream.open(call, fresh=True)
+            assert isinstance(first, Opened)
+            await first.read(100)
+            assert names.asked == 1
+            upstream.forget()  # as when what was resolved has aged
+            assert isinstance(await upstream.open(call, fresh=True), Denied)
+            assert isinstance(await upstream.tunnel("rebinding.test", open_.port), Denied)
+        finally:
+            await upstream.close()
+        assert (len(open_.requests), closed.connections) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [["10.0.0.1", "127.0.0.1"], ["::ffff:127.0.0.1"], ["64:ff9b::7f00:1"], ["2002:7f00:1::"]],
+)
+async def test_a_name_that_leads_to_an_own_port_is_closed_whatever_is_allowed(
+    answers: list[str],
+) -> None:
+    async with RawServer() as server:
+        egress = Egress(allow=["friend.test"], named=lambda host, port: True)
+        egress.protect(server.port)
+        upstream = Upstream(egress=egress, resolver=Changing(*[answers] * 3), connect_timeout=0.2)
+        await upstream.start()
+        try:
+            await upstream.open(Request("GET", "http", "friend.test", server.port, "/", ()))
+            await upstream.tunnel("friend.test", server.port)
+        finally:
+            await upstream.close()
+        assert server.connections == 0
+
+
+# Through a parent proxy
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        ("metadata.google.internal", 80),
+        ("evil.test", 80),
+        ("a.evil.test", 443),
+        ("localhost", 9000),
+        ("db.localhost", 9000),
+        ("169.254.169.254", 80),
+    ],
+)
+async def test_a_parent_proxy_is_not_asked_for_what_is_closed(host: str, port: int) -> None:
+    async with RawServer() as parent:
+        egress = Egress(deny=["evil.test", "*.evil.test"])
+        upstream = Upstream(egress=egress, proxy=f"http://127.0.0.1:{parent.port}")
+        await upstream.start()
+        try:
+            scheme = "https" if port == 443 else "http"
+            assert isinstance(
+                await upstream.open(Request("GET", scheme, host, port, "/", ())), Denied
+            )
+            assert isinstance(await upstream.tunnel(host, port), Denied)
+        finally:
+            await upstream.close()
+        assert parent.connections == 0
 
 
 async def test_a_parent_proxy_on_an_inner_address_is_used_and_literals_are_still_judged() -> None:
