@@ -80,12 +80,15 @@ class App:
     """One proxy. ``start`` raises what went wrong: RuleErrors, TokensUnusable,
     CaError, LedgerError, OSError; what was started by then is stopped again."""
 
-    def __init__(self, loaded: Loaded, clock: Clock | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, clock: Clock | None = None, *, restored: bool = False
+    ) -> None:
         self._loaded = loaded
         self._config = loaded.config
         self._clock = clock or SystemClock()
         self._metrics = Metrics()
         self._rules = RuleSet(())
+        self._restored = restored
         self._engine: Engine | None = None
         self._way_out: Upstream | None = None
         self._stack = AsyncExitStack()
@@ -129,7 +132,11 @@ class App:
 
         key = load_key(config.ledger_key_path, create=not config.ledger_path.exists())
         ledger = SqliteLedger(
-            config.ledger_path, key=key, clock=self._clock, observe=metrics.commit
+            config.ledger_path,
+            key=key,
+            clock=self._clock,
+            observe=metrics.commit,
+            restored=self._restored,
         )
         await ledger.open()
         stack.push_async_callback(ledger.close)
@@ -314,9 +321,11 @@ class App:
         stack.push_async_callback(_cancelled, task)
 
 
-async def serve(loaded: Loaded, ready: Callable[[Started], None]) -> None:
+async def serve(
+    loaded: Loaded, ready: Callable[[Started], None], *, restored: bool = False
+) -> None:
     """Run a proxy until SIGTERM or SIGINT; SIGHUP reloads the rules. Raises like App.start."""
-    app = App(loaded)
+    app = App(loaded, restored=restored)
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     reloads: set[asyncio.Task[None]] = set()

@@ -32,6 +32,7 @@ from proxy.core.decide import (
     Forward,
     Hold,
     Limits,
+    Presume,
     Reconcile,
     Refuse,
     Snapshot,
@@ -40,12 +41,12 @@ from proxy.core.decide import (
 )
 from proxy.core.decide.account import same_credential
 from proxy.core.decide.state import no_credential
-from proxy.core.intent import intend, mark, placed
+from proxy.core.intent import intend, mark, other_marks, placed
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, Request, SendResult
 from proxy.core.operation import RULE, Event, Kind, Operation, State, changed, evolve_all
-from proxy.core.reconcile import Found, Inquiry, LookupVerdict, choose
+from proxy.core.reconcile import Found, Inquiry, LookupVerdict, NoneFound, choose
 from proxy.core.rules import Auth, Endpoint, Lookup
 from proxy.core.views import BodyMissing, RequestView
 from proxy.failpoints import OFF, Failpoints
@@ -75,6 +76,7 @@ class Observer(Protocol):
     def unprotected(self, reason: str) -> None: ...
     def observed(self, decision: str) -> None: ...
     def upstream(self, service: str, seconds: float) -> None: ...
+    def foreign(self, service: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ class Engine:
         )
         self.lent = Lent()
         self._limits = self.settings.limits
+        self._began = clock.monotonic()  # what a lost ledger sent was sent before
         self._failpoints = failpoints
         self._flights: dict[str, Flight] = {}
         self._sights = Sights()
@@ -222,6 +225,8 @@ class Engine:
                 match flight.decision:
                     case Forward() as forward:
                         seen = Seen(await self._forward(flight, bound, snapshot, forward))
+                    case Presume(since=since):
+                        await self._presume(bound, snapshot, since)
                     case Reconcile():
                         await self._reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
@@ -308,11 +313,10 @@ class Engine:
         events: tuple[Event, ...] = (started,)
         if request is not None and operation.attempts and not operation.ever_left:
             events = (Event(Kind.DRIFTED, started.at, {"unsent": True}), started)
-        if request is not None and not operation.intent.body_kept:
-            request = request.with_(body=replace(request.body, data=None, spool=None))
+        kept = _as_kept(operation, request)
         try:
             after = await self.ledger.commit(
-                Change(evolve_all(operation, events), events, request=request)
+                Change(evolve_all(operation, events), events, request=kept)
             )
         except Conflict:
             raise
@@ -321,6 +325,24 @@ class Engine:
             raise
         self._unsent.discard((operation.key, forward.attempt))
         return after
+
+    async def _presume(self, bound: Bound, snapshot: Snapshot, since: float) -> None:
+        """Begin the operation as one that a lost ledger may have sent."""
+        operation, request, new = await self._to_send(bound, snapshot)
+        gap = self.ledger.gap
+        if gap is None:
+            return  # closed just now
+        # Later than the gap, so that it is asked about once.
+        at = max(self._now(operation), gap.until + 0.001)
+        # With several secrets it may have gone out under another key than the one made now.
+        keyed = operation.intent.upstream_key is not None and len(self.settings.secrets) <= 1
+        event = settle.presumed(
+            operation, bound.endpoint, since, at, keyed=keyed, credential=self._credential(bound)
+        )
+        after = evolve_all(operation, (event,))
+        kept = _as_kept(operation, request) if new else None
+        after = await self.ledger.commit(Change(after, (event,), request=kept))
+        self._sights.left(after.key, self._began)
 
     async def _attempt(
         self, flight: Flight, bound: Bound, operation: Operation, outgoing: Request
@@ -392,7 +414,9 @@ class Engine:
         if not isinstance(result, Answered):
             return None, None
         verdict = classify(bound.endpoint, result, keyed=operation.intent.upstream_key is not None)
-        if verdict.replayed and len(operation.attempts) > 1:
+        if verdict.replayed and settle.foreign(operation, len(operation.attempts)):
+            self._foreign(operation)
+        elif verdict.replayed:
             self.metrics.suppressed(operation.service, operation.endpoint, "upstream_replayed")
         return verdict, keep(result.answer, bound.endpoint) if result.complete else None
 
@@ -411,6 +435,7 @@ class Engine:
             adopted_by=self._adopted(operation, verdict),
             marked=mark(bound.endpoint, operation.intent) is not None,
             same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
+            presumed=operation.presumed,
         )
         self._sights.looked(operation.key, began, ask.credential, counts=learned.counts)
         self.metrics.reconciled(operation.service, _RESULT[learned.events[0].kind])
@@ -425,12 +450,31 @@ class Engine:
         if after.state in ENDED:
             flight.found(after, answer)
             self._forget(after)
+            if operation.presumed and after.state is State.SUCCEEDED:
+                self._foreign(after)
 
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
-        """One lookup, page by page."""
+        """One lookup. For what a lost ledger may have sent it looks for all marks that it may have
+        carried."""
+        own = mark(bound.endpoint, operation.intent)
+        marks: tuple[str | None, ...] = (own,)
+        if own is not None and operation.presumed and lookup.by == "marker":
+            marks += other_marks(bound.endpoint, operation, self.settings.secrets)
+        shifting = False
+        for text in marks:
+            verdict = await self._inquire(bound, operation, lookup, text)
+            if not isinstance(verdict, NoneFound):
+                return verdict
+            shifting = shifting or verdict.shifting
+        return NoneFound(shifting)
+
+    async def _inquire(
+        self, bound: Bound, operation: Operation, lookup: Lookup, key: str | None
+    ) -> LookupVerdict:
+        """Whether there is an object that carries this mark, page by page."""
         assert bound.view is not None
         names = {
-            "key": mark(bound.endpoint, operation.intent),
+            "key": key,
             "sent_at": operation.first_maybe_sent_at or operation.created_at,
         }
         inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
@@ -444,6 +488,10 @@ class Engine:
                     page, run=operation.run, fresh=False, operation_key="", relay=None
                 )
             )
+
+    def _foreign(self, operation: Operation) -> None:
+        self.metrics.foreign(operation.service)
+        log.error("foreign effect", operation=operation.key)
 
     def _adopted(self, operation: Operation, verdict: LookupVerdict) -> str | None:
         """Another operation that already owns the object found."""
@@ -500,8 +548,9 @@ class Engine:
         operation = seen.operation
         wall = self.clock.time()
         now = wall if operation is None else max(wall, operation.updated_at)
+        doubt = self._doubt(bound, operation)
         if operation is None or operation.state is not State.UNKNOWN:
-            return Snapshot(now, wall, operation, seen.previous, seen.overtaken)
+            return Snapshot(now, wall, operation, seen.previous, seen.overtaken, doubt=doubt)
         rewritten = operation.intent.idempotent and self.ledger.written_since(
             (operation.method, operation.url), operation.created_at, operation.key
         )
@@ -523,6 +572,19 @@ class Engine:
             bound.lookup is not None,
             rewritten,
         )
+
+    def _doubt(self, bound: Bound, operation: Operation | None) -> float | None:
+        """Since when, at the earliest, a lost ledger may have sent what this call asks for; None
+        if there is none, or if the run began under this one."""
+        gap = self.ledger.gap
+        if gap is None or bound.call is None or not bound.enforced:
+            return None
+        if operation is not None and operation.updated_at > gap.until:
+            return None
+        run = self.ledger.run(bound.base.partition("/")[0])
+        if run is not None and run.generation == self.ledger.generation:
+            return None
+        return gap.since
 
     def owes(self, operation: Operation) -> bool:
         """Whether the row is behind what this process knows."""
@@ -645,6 +707,13 @@ class Engine:
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
+
+
+def _as_kept(operation: Operation, request: Request | None) -> Request | None:
+    """The request as it is stored."""
+    if request is None or operation.intent.body_kept:
+        return request
+    return request.with_(body=replace(request.body, data=None, spool=None))
 
 
 def claims(call: Governed) -> tuple[Claim, ...]:

@@ -45,6 +45,11 @@ REFRESH_SECONDS: Final = 5.0  # gauges of the ledger; a scrape interval is rarel
 class LedgerCounts(Protocol):
     """The part of a ledger that the gauges are read from."""
 
+    generation: str
+
+    @property
+    def gap(self) -> object: ...
+
     async def counts(self) -> Mapping[tuple[str, str, str | None], int]: ...
 
     async def unsettled(self) -> Sequence[Operation]: ...
@@ -154,6 +159,22 @@ class Metrics:
             ["decision"],
             registry=r,
         )
+        self._foreign = Counter(
+            "onceproxy_foreign_effects",
+            "Effects under our own key or mark that this ledger knows nothing of",
+            ["service"],
+            registry=r,
+        )
+        self._lives = Gauge(
+            "onceproxy_ledger_lives",
+            "Lives of the ledger; above 1 it was restored or replaced",
+            registry=r,
+        )
+        self._gap = Gauge(
+            "onceproxy_ledger_gap",
+            "1 while calls of runs are asked about that a lost ledger may have sent",
+            registry=r,
+        )
         self._reload_ok = Gauge(
             "onceproxy_reload_ok", "1 if the newest (re)load of the rules was accepted", registry=r
         )
@@ -212,6 +233,10 @@ class Metrics:
         """found | absent | several | inconclusive"""
         self._reconciled.labels(self._service(service), result).inc()
 
+    def foreign(self, service: str) -> None:
+        """Somebody else, or a ledger that is lost, has had this effect before."""
+        self._foreign.labels(self._service(service)).inc()
+
     def tunnel(self, host_kind: str) -> None:
         """ruled | unruled | configured"""
         self._tunnels.labels(host_kind).inc()
@@ -242,9 +267,13 @@ class Metrics:
 
     async def refresh(self, ledger: LedgerCounts, now: float) -> None:
         """Read the gauges from the ledger."""
+        self._lives.set(int(ledger.generation.partition("-")[0]))
+        self._gap.set(0 if ledger.gap is None else 1)
         self._show_counts(await ledger.counts())
         unknown = [op for op in await ledger.unsettled() if op.state is State.UNKNOWN]
-        oldest = min((op.first_maybe_sent_at or op.created_at for op in unknown), default=now)
+        # An attempt that is only presumed may be of any age: what counts is how long it is asked.
+        ages = (max(op.first_maybe_sent_at or 0, op.created_at) for op in unknown)
+        oldest = min(ages, default=now)
         self._oldest_unknown.set(max(0.0, now - oldest))
 
     async def keep_fresh(self, ledger: LedgerCounts, clock: Clock) -> None:

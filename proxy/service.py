@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
+import structlog
+
 from proxy.clock import Clock
 from proxy.core.identity import encode_part
 from proxy.core.operation import Event, Kind, Operation, State, evolve_all
@@ -29,6 +31,7 @@ from proxy.resolution import Resolution
 
 LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
 EVENTS_MAX: Final = 1_000
+log: Final = structlog.get_logger("onceproxy")
 _UNRESOLVED: Final = (State.UNKNOWN.value, State.IN_FLIGHT.value)
 POLL_SECONDS: Final = 0.5  # how late a watcher may learn of an event
 
@@ -87,16 +90,25 @@ class OperationService:
                 yield None
                 await self._clock.sleep(POLL_SECONDS)
 
-    async def resume(self, run: str) -> dict[str, Any]:
+    async def resume(self, run: str, *, new: bool = False) -> dict[str, Any]:
         """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
-        it."""
-        row = await self._ledger.begin_epoch(encode_part(run))
+        it; ``new``: the name was made just now, so that no ledger but this one can know it."""
+        row = await self._ledger.begin_epoch(encode_part(run), new=new)
         found = await self.operations(Query(run=row.run, limit=LIST_MAX))
         return {
             "run": row.run,
             "epoch": row.epoch,
             "operations": found,
             "unresolved": [one for one in found if one["state"] in _UNRESOLVED],
+        }
+
+    def ledger(self) -> dict[str, Any]:
+        """Which life of the ledger this is, and of which time it may not know everything."""
+        gap = self._ledger.gap
+        return {
+            "generation": self._ledger.generation,
+            "lives": int(self._ledger.generation.partition("-")[0]),
+            "gap": {"since": gap.since, "until": gap.until} if gap is not None else None,
         }
 
     def rules(self) -> list[dict[str, Any]]:
@@ -131,6 +143,12 @@ class OperationService:
         elif operation.state is State.IN_FLIGHT:
             raise ServiceError("in-flight", "It is being sent: its answer decides.")
         return detail(self._get(key))
+
+    async def close_gap(self, by: str) -> dict[str, Any]:
+        """A person says that no call will come again that a lost ledger may have sent."""
+        await self._ledger.close_gap()
+        log.warning("gap closed", by=by)
+        return self.ledger()
 
     async def reload(self) -> list[dict[str, Any]]:
         """Read the rule files again and return the rules that hold now."""

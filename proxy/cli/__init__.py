@@ -30,6 +30,10 @@ COMMANDS = {
     "show": ("proxy.cli.operations:show", "Show one operation with its history."),
     "resolve": ("proxy.cli.operations:resolve", "Say what became of an unknown operation."),
     "reconcile": ("proxy.cli.operations:reconcile", "Ask the API once more about an operation."),
+    "audit": ("proxy.cli.audit:audit", "Check the ledger's history, or write it out."),
+    "backup": ("proxy.cli.backup:backup", "Copy the ledger, also while it is in use."),
+    "restore": ("proxy.cli.backup:restore", "Put a copy in the place of the ledger."),
+    "gap": ("proxy.cli.backup:gap", "What a ledger that was put back may not know."),
     "ca": ("proxy.cli.ca:ca", "The local certificate authority."),
 }
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from proxy.cli.client import NotRunning, Refused
 from proxy.configload import ConfigErrors, Loaded, load
 
 CHECK_FAILED = 1
@@ -101,3 +102,18 @@ def visible(value: object) -> str:
         character if character.isprintable() else f"\\x{ord(character):02x}"
         for character in str(value)
     )
+
+
+def talks(command: F) -> F:
+    """Turns what the control API may answer into messages and exit codes."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except NotRunning as error:
+            stop(PORT, str(error))
+        except Refused as error:
+            stop(CHECK_FAILED, *(error.problem.get("problems") or [str(error)]))
+
+    return wrapped  # type: ignore[return-value]

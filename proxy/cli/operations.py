@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import getpass
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from proxy.cli.client import ControlClient, NotRunning, Refused, operation_path
+from proxy.cli.client import ControlClient, operation_path
 from proxy.cli.common import (
-    CHECK_FAILED,
-    PORT,
     json_option,
     print_json,
     print_table,
-    stop,
+    talks,
     visible,
     with_config,
 )
 from proxy.configload import Loaded
 from proxy.core.operation import State
 from proxy.resolution import RESOLUTIONS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 NEXT = {
     "lag": "wait: it is too early to conclude that the effect is absent",
@@ -38,21 +33,6 @@ NEXT = {
     "key_expired": "look at the service yourself, then use onceproxy resolve",
 }
 """What to do about an unknown operation, by ``blocked_by``; docs/operating.md says more."""
-
-
-def _talks(command: F) -> F:
-    """Turns what the control API may answer into messages and exit codes."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except NotRunning as error:
-            stop(PORT, str(error))
-        except Refused as error:
-            stop(CHECK_FAILED, *(error.problem.get("problems") or [str(error)]))
-
-    return wrapped  # type: ignore[return-value]
 
 
 @click.command()
@@ -68,7 +48,7 @@ def _talks(command: F) -> F:
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @json_option
 @with_config
-@_talks
+@talks
 def ops(
     loaded: Loaded,
     run: str | None,
@@ -107,7 +87,7 @@ def ops(
 @click.argument("key")
 @json_option
 @with_config
-@_talks
+@talks
 def show(loaded: Loaded, key: str, as_json: bool) -> None:
     """Show one operation with its history. KEY is RUN/STEP/OPERATION/vN."""
     client = ControlClient(loaded.config)
@@ -140,7 +120,7 @@ def show(loaded: Loaded, key: str, as_json: bool) -> None:
 @click.option("--revision", type=int, help="Refuse if the operation has changed since.")
 @json_option
 @with_config
-@_talks
+@talks
 def resolve(
     loaded: Loaded,
     key: str,
@@ -182,7 +162,7 @@ def resolve(
 @click.argument("key")
 @json_option
 @with_config
-@_talks
+@talks
 def reconcile(loaded: Loaded, key: str, as_json: bool) -> None:
     """Ask the API once more whether the effect exists.
 

@@ -50,7 +50,7 @@ def run(
     run = run_id or new_run_id()
     try:
         with proxy_for(loaded, _serve_arguments(ctx)) as found:
-            code = _run(loaded, found, run, step, command)
+            code = _run(loaded, found, run, step, command, made=run_id is None)
     except CannotStart as error:
         stop(error.code, "the proxy could not be started:", *error.lines)
     except (NotRunning, Refused) as error:
@@ -67,8 +67,18 @@ def new_run_id() -> str:
     return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def _run(loaded: Loaded, found: Serving, run: str, step: str | None, command: Sequence[str]) -> int:
-    ControlClient(loaded.config).post(f"/v1/runs/{quote(run, safe='')}/resume", {})
+def _run(
+    loaded: Loaded,
+    found: Serving,
+    run: str,
+    step: str | None,
+    command: Sequence[str],
+    *,
+    made: bool,
+) -> int:
+    """``made``: the run's name was made just now."""
+    new = {"new": True} if made else {}
+    ControlClient(loaded.config).post(f"/v1/runs/{quote(run, safe='')}/resume", new)
     bundle = None
     if found.ca_cert is not None:
         bundle = write_bundle(loaded.config.state_dir, Path(found.ca_cert))

@@ -47,10 +47,15 @@ def _flags(command: F) -> F:
 @click.option("--rules", metavar="DIR", multiple=True, help="More rule files; may be repeated.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--log-format", type=click.Choice(["auto", "json", "text"]))
+@click.option(
+    "--restored",
+    is_flag=True,
+    help="Once, after the ledger file was put back by other means than `restore`.",
+)
 @json_option
 @_flags
 @with_config
-def serve(loaded: Loaded, as_json: bool) -> None:
+def serve(loaded: Loaded, as_json: bool, restored: bool) -> None:
     """Run the proxy until it is told to stop.
 
     It prints where it listens once it takes calls. SIGTERM and Ctrl-C let running calls end,
@@ -74,7 +79,7 @@ def serve(loaded: Loaded, as_json: bool) -> None:
 
     log.configure(loaded.config.log.level, loaded.config.log.format, final=True)
     try:
-        _run(app.serve(loaded, ready))
+        _run(app.serve(loaded, ready, restored=restored))
     except (ConfigErrors, RuleErrors) as error:
         stop(CONFIG, *error.problems)
     except (TokensUnusable, CaError) as error:

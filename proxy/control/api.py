@@ -9,7 +9,7 @@ from importlib.resources import files
 from aiohttp import web
 
 from proxy.config import Address
-from proxy.control import events, operations, probes, rules, runs
+from proxy.control import events, ledger, operations, probes, rules, runs
 from proxy.control.http import Route, guarded, host_middleware, problems_middleware
 from proxy.control.tokens import Holder, Tokens
 from proxy.metrics import Metrics
@@ -41,6 +41,7 @@ class Control:
             *events.routes(service, self._closing),
             *rules.routes(service),
             *runs.routes(service),
+            *ledger.routes(service),
         ]
         self.application = web.Application(
             middlewares=[problems_middleware, host_middleware(hosts)],

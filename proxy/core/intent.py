@@ -121,6 +121,26 @@ def intend(
     return Intended(operation, request, tuple(notes))
 
 
+def other_marks(
+    endpoint: Endpoint, operation: Operation, secrets: Sequence[bytes]
+) -> tuple[str, ...]:
+    """What a lost ledger may have written in place of ``mark``: that of a later version, or one
+    made with another secret. They are functions of the name, so it takes no row to know them."""
+    own = mark(endpoint, operation.intent)
+    marks: list[str] = []
+    for version in range(operation.version, operation.version + VERSIONS_LOOKED_FOR):
+        for secret in secrets or (None,):
+            key = f"{operation.base}/v{version}"
+            if endpoint.marker is not None:
+                marks.append(_marker(endpoint.marker, key, secret))
+            elif endpoint.key is not None:
+                marks.append(_upstream_key(endpoint.key, key, secret))
+    return tuple(text for text in dict.fromkeys(marks) if text != own)
+
+
+VERSIONS_LOOKED_FOR = 3  # an agent told twice that it was refused has mostly given up
+
+
 def _inherited(previous: Operation | None, call: Governed) -> Intent | None:
     """A new version has a new key only if the API would replay the refusal under the old one, or
     another request has already gone out under it; else this earlier intent's key is used on."""

@@ -32,6 +32,7 @@ class Kind(enum.StrEnum):
     """Event types, in the past tense; history, log, console and tests use these words."""
 
     ATTEMPT_STARTED = "AttemptStarted"
+    ATTEMPT_PRESUMED = "AttemptPresumed"
     ATTEMPT_NOT_SENT = "AttemptNotSent"
     ATTEMPT_LOST = "AttemptLost"
     OUTCOME_RECORDED = "OutcomeRecorded"
@@ -67,6 +68,8 @@ class End(enum.StrEnum):
 
 
 UNDECIDED = (None, End.UNKNOWN)
+PRESUMED = "a ledger that is lost may have sent it"
+"""The reason of an attempt that nobody has seen: this ledger does not know what came after it."""
 RULE = "rule"  # stands for the credential of a rule's ``auth``, which is no caller's
 
 
@@ -99,6 +102,10 @@ class Attempt:
     @property
     def undecided(self) -> bool:
         return self.end in UNDECIDED
+
+    @property
+    def presumed(self) -> bool:
+        return self.reason == PRESUMED
 
 
 @frozen
@@ -180,6 +187,12 @@ class Operation:
         return any(attempt.undecided for attempt in self.attempts)
 
     @property
+    def presumed(self) -> bool:
+        """Whether all that is undecided about it is what a lost ledger may have done."""
+        undecided = [attempt for attempt in self.attempts if attempt.undecided]
+        return bool(undecided) and all(attempt.presumed for attempt in undecided)
+
+    @property
     def ever_left(self) -> bool:
         return any(attempt.maybe_sent for attempt in self.attempts)
 
@@ -212,6 +225,8 @@ K = Kind
 # the attempts alone (``_fold``). A pair that is not here is a bug in whoever produced the event.
 TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (None, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (None, K.ATTEMPT_PRESUMED): frozenset({S.UNKNOWN}),
+    (S.NOT_APPLIED, K.ATTEMPT_PRESUMED): frozenset({S.UNKNOWN}),
     (None, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
     (S.AWAITING_APPROVAL, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
     (S.NOT_APPLIED, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
@@ -339,6 +354,20 @@ def _started(operation: Operation, event: Event) -> Operation:
         credential=event.data.get("credential"),
     )
     return _fold(operation, (*operation.attempts, attempt), event)
+
+
+def _presumed(operation: Operation, event: Event) -> Operation:
+    """``since``: before that moment nothing is missing in the ledger."""
+    attempt = Attempt(
+        number=len(operation.attempts) + 1,
+        started_at=event.data["since"],
+        keyed=bool(event.data.get("keyed", False)),
+        credential=event.data.get("credential"),
+        end=End.UNKNOWN,
+        reason=PRESUMED,
+    )
+    blocked_by = event.data.get("blocked_by")
+    return _fold(operation, (*operation.attempts, attempt), event, blocked_by=blocked_by)
 
 
 def _not_sent(operation: Operation, event: Event) -> Operation:
@@ -478,6 +507,7 @@ def _note(operation: Operation, event: Event) -> Operation:
 
 _APPLY = {
     K.ATTEMPT_STARTED: _started,
+    K.ATTEMPT_PRESUMED: _presumed,
     K.ATTEMPT_NOT_SENT: _not_sent,
     K.ATTEMPT_LOST: _lost,
     K.OUTCOME_RECORDED: _outcome,

@@ -65,7 +65,7 @@ def _answered(
     notes: tuple[Event, ...] = ()
     if verdict.replayed:
         data["replayed"] = True
-        if attempt == 1:
+        if foreign(operation, attempt):
             # Somebody else, or a ledger that is lost, has used our key before.
             notes = (Event(Kind.FOREIGN_EFFECT, at, {"attempt": attempt, "status": status}),)
     if means in ("succeeded", "accepted"):
@@ -84,6 +84,11 @@ def _answered(
     return (_unknown(endpoint, attempt, reason, status, at), *notes)
 
 
+def foreign(operation: Operation, attempt: int) -> bool:
+    """Whether an effect that is older than this attempt is none that this ledger knows of."""
+    return all(a.presumed for a in operation.attempts if a.number != attempt)
+
+
 def _recorded_answer(
     operation: Operation, endpoint: Endpoint, keyed: bool, verdict: Verdict, status: int
 ) -> bool:
@@ -96,6 +101,30 @@ def _recorded_answer(
         operation.intent.keeps == "all"
         and not marks_replays
         and status not in SPEAKS_FOR_ITSELF_ONLY
+    )
+
+
+def presumed(
+    operation: Operation,
+    endpoint: Endpoint,
+    since: float,
+    at: float,
+    *,
+    keyed: bool,
+    credential: str | None,
+) -> Event:
+    """A ledger that is lost may have sent it, with what this call has. ``keyed``: it would have
+    been under the same key."""
+    return Event(
+        Kind.ATTEMPT_PRESUMED,
+        at,
+        {
+            "attempt": len(operation.attempts) + 1,
+            "since": since,
+            "keyed": keyed,
+            "credential": credential,
+            "blocked_by": _blocked(endpoint),
+        },
     )
 
 
@@ -149,16 +178,21 @@ def lookup_ended(
     adopted_by: str | None,
     marked: bool,
     same_view: bool,
+    presumed: bool = False,
 ) -> Learned:
     """Events for the end of one lookup. ``watch`` is as it was when the lookup began;
     ``adopted_by`` is another operation that already owns the object found; ``marked``: the request
-    carried what the lookup looks for; ``same_view``: the lookup has the attempts' credential."""
+    carried what the lookup looks for; ``same_view``: the lookup has the attempts' credential;
+    ``presumed``: nobody saw the attempts."""
     match verdict:
         case Found() if adopted_by is not None:
             data = {"count": 1, "reason": "another operation already owns the object found"}
             return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
         case Found() if lookup.by == "content" and verdict.external_id is None:
             data = {"count": 1, "reason": "the object found has no id that tells it from others"}
+            return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
+        case Found() if lookup.by == "content" and presumed:
+            data = {"count": 1, "reason": "an equal object is there; nothing tells who made it"}
             return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
         case Found():
             data = {
@@ -167,7 +201,11 @@ def lookup_ended(
                 "status": verdict.answer.status,
                 "by": lookup.by,
             }
-            return Learned((Event(Kind.EFFECT_FOUND, at, data),))
+            notes: tuple[Event, ...] = ()
+            if presumed and not verdict.failed:
+                known = {"external_id": verdict.external_id}
+                notes = (Event(Kind.FOREIGN_EFFECT, at, known),)
+            return Learned((Event(Kind.EFFECT_FOUND, at, data), *notes))
         case Several(count):
             data = {"count": count, "reason": "several objects fit"}
             return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))

@@ -1,4 +1,5 @@
-"""Verification of a SQLite ledger: every hash, every chain, every seal, against each other.
+"""Verification of a SQLite ledger: every hash, every chain, every seal, against each other; and
+its history as JSON lines.
 
 Reads in slices of their own, so that it may run beside a working proxy. Each fault is one sentence;
 after a fault the walk goes on from what is stored, so that one damaged event is one sentence.
@@ -6,13 +7,21 @@ after a fault the walk goes on from what is stored, so that one damaged event is
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from proxy.ledger.base import Damaged
-from proxy.ledger.chain import START, Head, batch_head, link
+import orjson
+
+from proxy.ledger.base import Damaged, LedgerError, WrongKey
+from proxy.ledger.chain import START, Head, batch_head, link, read_head
 from proxy.ledger.codec import COLUMNS, RUN_COLUMNS, decode, decode_run
+from proxy.ledger.schema import check_ours, reader
 from proxy.ledger.seal import Sealer, content_identity
 
 SLICE = 2000  # rows per statement: some 10 ms, so that no read holds up a checkpoint
@@ -28,6 +37,90 @@ def verify(db: sqlite3.Connection, sealer: Sealer, run: str | None, head: Head |
         *_runs(db, run),
         *_contents(db, sealer, run),
     ]
+
+
+def verify_file(path: Path, key: bytes, run: str | None = None) -> list[str]:
+    """The same for a file that another process may be working with. Raises LedgerError, WrongKey.
+    Where a newer release wrote it nothing can be said."""
+    sealer = Sealer(key)
+    # Before the ledger is looked at: written after each batch, it is never ahead of what is read.
+    head = read_head(path.with_name(path.name + ".head"))
+    with closing(_open(path)) as db:
+        try:
+            canary = db.execute("SELECT value FROM meta WHERE name = 'canary'").fetchone()
+            if canary is not None and not sealer.opens(canary[0]):
+                raise WrongKey(f"the key does not open {path}: its bodies cannot be checked")
+            return verify(db, sealer, run, head)
+        except sqlite3.DatabaseError as error:
+            return [f"the file itself is damaged: {error}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    file: Path
+    digest_file: Path
+    events: int
+    sha256: str
+
+
+def export(path: Path, to: Path, run: str | None = None) -> Exported:
+    """Write the history as JSON lines, and beside it a file with its digest as ``sha256sum`` has
+    it. Raises LedgerError."""
+    digest_file = to.with_name(to.name + ".sha256")
+    digest, number = hashlib.sha256(), 0
+    try:
+        with closing(_open(path)) as db, open(to, "xb", opener=_private) as file:
+            scope, values = _scope(run)
+            query = f"SELECT * FROM events WHERE {scope} seq > ?"
+            for event in _sliced(db, "seq", query, *values):
+                line = _as_line(event)
+                file.write(line)
+                digest.update(line)
+                number += 1
+            file.flush()
+            os.fsync(file.fileno())
+        with open(digest_file, "x", encoding="utf-8", opener=_private) as beside:
+            beside.write(f"{digest.hexdigest()}  {to.name}\n")
+    except FileExistsError as error:
+        raise LedgerError(f"{error.filename} is there already: choose another name") from error
+    except OSError as error:
+        raise LedgerError(f"cannot write {to}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise LedgerError(f"cannot read {path}: {error}") from error
+    return Exported(to, digest_file, number, digest.hexdigest())
+
+
+def _as_line(event: Sequence[Any]) -> bytes:
+    """``data`` is text in the ledger, and is hashed as such; here it is what that text says."""
+    seq, run, key, kind, at, data, row, digest, head = event
+    known = {"seq": seq, "run": run, "operation": key, "event": kind, "at": at}
+    hashes = {
+        "row": row.hex() if isinstance(row, bytes) else None,
+        "hash": digest.hex() if isinstance(digest, bytes) else str(digest),
+        "head": head.hex() if isinstance(head, bytes) else None,
+    }
+    try:
+        shown: Any = orjson.Fragment(orjson.dumps(orjson.loads(data)))
+    except (orjson.JSONDecodeError, TypeError):
+        shown = str(data)  # damaged; verify says so
+    return orjson.dumps(known | {"data": shown} | hashes) + b"\n"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Raises LedgerError."""
+    if not path.is_file():
+        raise LedgerError(f"there is no ledger {path}")
+    try:
+        db = reader(path)
+        db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        check_ours(db)
+    except sqlite3.Error as error:
+        raise LedgerError(f"cannot read {path}: {error}") from error
+    return db
 
 
 def _history(db: sqlite3.Connection) -> Iterator[str]:

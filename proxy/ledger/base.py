@@ -60,6 +60,10 @@ class Lookalike:
     url: str
 
 
+UNKNOWN_ORIGIN = ""
+"""The generation of a run that was met while there was a gap: it may have begun before."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """What is known of a run. ``status`` and limits come with the run features."""
@@ -69,6 +73,21 @@ class RunRow:
     status: str = "open"
     created_at: float = 0.0
     generation: str = ""
+
+
+FAR_PAST = 86_400.0
+"""Since when something may be missing, where nothing tells: a moment before any API's. Not 0, so
+that a template that takes some minutes from it still makes a date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A span of time of which this ledger does not know everything: it was restored, or it took the
+    place of another one. Seconds since the epoch; ``until``: when this ledger's generation
+    began."""
+
+    since: float
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +126,17 @@ class Ledger(Protocol):
     generation: str
     """Identifies this ledger's life; a restored one is new. The number before its dash counts the
     lives: above 1, a run that this ledger does not know may have begun in one that was lost."""
+
+    @property
+    def gap(self) -> Gap | None:
+        """What may be missing. While there is a gap, a run that has not begun in this generation
+        may have done more than this ledger knows."""
+        ...
+
+    async def close_gap(self) -> None:
+        """A person says that no call will come again that was made in the gap. Durable at
+        return."""
+        ...
 
     @property
     def alarms(self) -> Sequence[str]:
@@ -158,8 +188,9 @@ class Ledger(Protocol):
 
     def run(self, run: str) -> RunRow | None: ...
 
-    async def begin_epoch(self, run: str) -> RunRow:
-        """Begin the run's next start; its first for a run not met before. Durable at return."""
+    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
+        """Begin the run's next start; its first for a run not met before. Durable at return.
+        ``new``: its name was made just now, so no other ledger can know it."""
         ...
 
     async def request_of(self, key: str) -> Request | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from proxy.clock import Clock
 from proxy.core.operation import changed, evolve
-from proxy.ledger.base import Conflict, Damaged, LedgerError, RunRow
+from proxy.ledger.base import UNKNOWN_ORIGIN, Conflict, Damaged, LedgerError, RunRow
 from proxy.ledger.bulk import BulkRows, Insert, Unusual
 from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
 from proxy.ledger.codec import (
@@ -87,8 +87,9 @@ EventTuple = tuple[int, str, str, str, float, str, bytes | None, bytes, bytes | 
 class BatchWriter:
     """Knows how to write a batch on the connection it is given."""
 
-    def __init__(self, generation: str, clock: Clock, head_file: HeadFile) -> None:
+    def __init__(self, generation: str, clock: Clock, head_file: HeadFile, *, gap: bool) -> None:
         self._generation = generation
+        self.gap = gap  # runs met now may have begun before
         self._clock = clock
         self._head_file = head_file
         self._known = False
@@ -214,7 +215,7 @@ class BatchWriter:
         return last[0] if last else START
 
     def _begin_epoch(self, db: sqlite3.Connection, entry: Entry) -> None:
-        if not self._make_run(db, entry.run, 1):
+        if not self._make_run(db, entry.run, 1, new=entry.new):
             before = db.execute(SELECT_RUN, (entry.run,)).fetchone()
             try:
                 row = next_epoch(before)
@@ -224,9 +225,10 @@ class BatchWriter:
             db.execute(UPDATE_RUN, (*row[1:], entry.run))
         entry.began = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
 
-    def _make_run(self, db: sqlite3.Connection, run: str, epoch: int) -> bool:
+    def _make_run(self, db: sqlite3.Connection, run: str, epoch: int, *, new: bool = False) -> bool:
         """False where there is one already."""
-        made = RunRow(run, epoch, created_at=self._clock.time(), generation=self._generation)
+        generation = self._generation if new or not self.gap else UNKNOWN_ORIGIN
+        made = RunRow(run, epoch, created_at=self._clock.time(), generation=generation)
         return db.execute(INSERT_RUN, encode_run(made)).rowcount == 1
 
 

@@ -53,23 +53,37 @@ class Head:
     hash: bytes
 
 
-def went_back(seen: Head | None, now: Head, head_at: Callable[[int], bytes | None]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A ledger is not the one that the head file saw. ``earlier``: it is the same one at an earlier
+    moment, so that nothing older than its newest event is missing."""
+
+    reason: str
+    earlier: bool = False
+
+
+def went_back(seen: Head | None, now: Head, head_at: Callable[[int], bytes | None]) -> Lost | None:
     """Why a ledger is not the one that the head file saw, or None if it is.
 
     ``head_at`` gives the batch hash stored with an event, by its number."""
     if seen is None or seen.seq == 0:
         return None
     if now.seq == 0:
-        return f"the ledger that ran here, up to event {seen.seq}, is gone"
+        return Lost(f"the ledger that ran here, up to event {seen.seq}, is gone")
     if seen.generation != now.generation:
-        return (
+        return Lost(
             f"the head file belongs to another generation of this ledger ({seen.generation}, up to "
             f"event {seen.seq}; this one is {now.generation}, up to event {now.seq})"
         )
     if seen.seq > now.seq:
-        return f"the ledger ends at event {now.seq}, but had event {seen.seq} when it last ran"
+        return Lost(
+            f"the ledger ends at event {now.seq}, but had event {seen.seq} when it last ran",
+            earlier=True,
+        )
     if head_at(seen.seq) != seen.hash:
-        return f"event {seen.seq} of the ledger is not the one that was written when it last ran"
+        return Lost(
+            f"event {seen.seq} of the ledger is not the one that was written when it last ran"
+        )
     return None
 
 
@@ -91,12 +105,7 @@ class HeadFile:
         """What it holds; None when it is empty or does not fit its checksum."""
         if self._descriptor is None:
             return None
-        line = os.pread(self._descriptor, 1000, 0).decode("ascii", "replace")
-        content, _, check = line.rstrip("\n").rpartition(" ")
-        words = content.split(" ")
-        if len(words) != 4 or words[0] != MAGIC or check != _check(content):
-            return None
-        return Head(words[1], int(words[2]), bytes.fromhex(words[3]))
+        return _parsed(os.pread(self._descriptor, 1000, 0))
 
     def empty(self) -> bool:
         return self._descriptor is None or os.fstat(self._descriptor).st_size == 0
@@ -122,6 +131,23 @@ class HeadFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def read_head(path: Path) -> Head | None:
+    """What the head file of a ledger holds, for others than its proxy; None where there is none or
+    it does not fit its checksum."""
+    try:
+        return _parsed(path.read_bytes()[:1000])
+    except OSError:
+        return None
+
+
+def _parsed(data: bytes) -> Head | None:
+    content, _, check = data.decode("ascii", "replace").rstrip("\n").rpartition(" ")
+    words = content.split(" ")
+    if len(words) != 4 or words[0] != MAGIC or check != _check(content):
+        return None
+    return Head(words[1], int(words[2]), bytes.fromhex(words[3]))
 
 
 def _line(head: Head) -> bytes:

@@ -39,6 +39,7 @@ class Entry:
     answer: tuple[int, bytes] | None = None
     moves: Event | None = None  # of a note that changes the row
     begins: bool = False  # the run's next epoch
+    new: bool = False  # of a run whose name was made just now
     began: RunRow | None = None  # what it became
     waiter: asyncio.Future[None] | None = None
     landed: int | None = None  # of a moving note: the row's revision that has it

@@ -14,7 +14,17 @@ from proxy.clock import Clock
 from proxy.core.model import Answer, Request
 from proxy.core.operation import Event, Operation, State, changed, evolve
 from proxy.ledger import codec
-from proxy.ledger.base import Change, Conflict, Lookalike, Query, RunRow, Stats, StoredEvent
+from proxy.ledger.base import (
+    UNKNOWN_ORIGIN,
+    Change,
+    Conflict,
+    Gap,
+    Lookalike,
+    Query,
+    RunRow,
+    Stats,
+    StoredEvent,
+)
 from proxy.ledger.chain import START, link
 
 UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
@@ -24,6 +34,7 @@ class MemoryLedger:
     def __init__(self, clock: Clock) -> None:
         self.generation = f"1-{secrets.token_hex(8)}"
         self.alarms: tuple[str, ...] = ()
+        self.gap: Gap | None = None
         self._clock = clock
         self._operations: dict[str, Operation] = {}  # in order of their first commit
         self._steps: dict[tuple[str, str], list[str]] = defaultdict(list)  # (run, step) -> keys
@@ -32,6 +43,9 @@ class MemoryLedger:
         self._runs: dict[str, RunRow] = {}
         self._last: dict[str, bytes] = {}
         self._commits = 0
+
+    async def close_gap(self) -> None:
+        self.gap = None
 
     async def open(self) -> None: ...
 
@@ -92,10 +106,10 @@ class MemoryLedger:
     def run(self, run: str) -> RunRow | None:
         return self._runs.get(run)
 
-    async def begin_epoch(self, run: str) -> RunRow:
+    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
         before = self._runs.get(run)
         if before is None:
-            self._runs[run] = self._new_run(run, 1)
+            self._runs[run] = self._new_run(run, 1, new=new)
         else:
             self._runs[run] = replace(before, epoch=before.epoch + 1)
         return self._runs[run]
@@ -189,9 +203,10 @@ class MemoryLedger:
     def stats(self) -> Stats:
         return Stats(self._commits, self._commits, (1,) * min(self._commits, 1000))
 
-    def _new_run(self, run: str, epoch: int) -> RunRow:
-        now = self._clock.time()
-        return RunRow(run, epoch, created_at=now, generation=self.generation)
+    def _new_run(self, run: str, epoch: int, *, new: bool = False) -> RunRow:
+        certain = new or self.gap is None
+        generation = self.generation if certain else UNKNOWN_ORIGIN
+        return RunRow(run, epoch, created_at=self._clock.time(), generation=generation)
 
     def _of_step(self, run: str, step: str) -> list[Operation]:
         return [self._operations[key] for key in self._steps.get((run, step), ())]

@@ -62,7 +62,7 @@ def create_file(path: Path) -> bool:
 
 def prepare(db: sqlite3.Connection) -> None:
     """Set up the writing connection and bring the file to the newest schema. Raises LedgerError."""
-    _ours(db)
+    check_ours(db)
     if db.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
         raise LedgerError("this file system cannot hold a SQLite WAL: use a local disk")
     for pragma in WRITER:
@@ -103,7 +103,8 @@ def migrations() -> list[tuple[int, str]]:
     return sorted((int(file.stem), file.read_text()) for file in MIGRATIONS.glob("[0-9]*.sql"))
 
 
-def _ours(db: sqlite3.Connection) -> None:
+def check_ours(db: sqlite3.Connection) -> None:
+    """Refuse the file of another program, or of a newer onceproxy. Raises LedgerError."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     empty = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0

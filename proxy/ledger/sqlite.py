@@ -18,19 +18,24 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import aiosqlite
+import orjson
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
 from proxy.core.operation import Event, Operation, changed, evolve
 from proxy.ledger import audit, codec
+from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (
+    FAR_PAST,
     Change,
     Damaged,
+    Gap,
     LedgerError,
     Lookalike,
     Query,
@@ -78,6 +83,11 @@ _SHORT = {
 }
 _WHOLE = {kind: sql.format("c.sealed") for kind, sql in _CONTENT.items()}
 
+GAP_WARNING = (
+    "this ledger may lack calls that a lost one has sent: calls of runs that did not begin here "
+    "are asked about before they are sent; once no such run will come back: onceproxy gap --close"
+)
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -124,6 +134,7 @@ class SqliteLedger:
         self.generation = ""
         self.alarms: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
+        self.gap: Gap | None = None
         self._sealer = Sealer(key)
         self._clock = clock
         self._restored = restored
@@ -156,7 +167,9 @@ class SqliteLedger:
             if isinstance(error, (*FAULTS, OSError)):
                 raise _cannot_open(self.path, error) from error
             raise
-        self._batches = BatchWriter(self.generation, self._clock, self._head_file)
+        self._batches = BatchWriter(
+            self.generation, self._clock, self._head_file, gap=self.gap is not None
+        )
         self._group = GroupCommit(self._write, self._settled, self._clock, self._observe)
         network = network_file_system(self.path)
         if network:
@@ -191,20 +204,39 @@ class SqliteLedger:
         last = db.execute(LAST).fetchone() or (0, START)
         now = Head(meta.get("generation", "0"), last[0], last[1] or START)
         seen = self._head_file.read()
-        reason = went_back(seen, now, lambda seq: _head_at(db, seq))
+        lost = went_back(seen, now, lambda seq: _head_at(db, seq))
+        copied = meta.get(BACKUP)
         if seen is None and not created and not self._head_file.empty():
             self.warnings += (f"{self._head_file.path} could not be read and was written anew",)
-        if reason is not None:
-            self.alarms += (f"{reason}: a new generation begins",)
+        if copied is not None:
+            self.alarms += (f"this is a backup, made {_when(copied)}: a new generation begins",)
+        if lost is not None:
+            self.alarms += (f"{lost.reason}: a new generation begins",)
         fresh = not meta
-        if fresh or reason is not None or self._restored:
+        again = lost is not None or self._restored or copied is not None
+        if "gap" in meta:
+            self.gap = Gap(*orjson.loads(meta["gap"]))
+        if again:
+            # Of the same ledger at an earlier moment nothing is missing before its newest event.
+            earlier = self._restored or copied is not None or (lost is not None and lost.earlier)
+            since = _newest_at(db) if earlier else None
+            since = FAR_PAST if since is None else since
+            if self.gap is not None:
+                since = min(since, self.gap.since)
+            self.gap = Gap(since, self._clock.time())
+        if fresh or again:
             # The number before the dash counts the lives known of; a first, unbroken one is 1.
-            lives = int(meta.get("lives", 0)) + (1 if not fresh or reason is None else 2)
+            lives = int(meta.get("lives", 0)) + (1 if not fresh or lost is None else 2)
             self.generation = f"{lives}-{secrets.token_hex(8)}"
             canary = meta.get("canary") or self._sealer.canary()
-            _remember(db, generation=self.generation, lives=lives, canary=canary)
+            known = {"generation": self.generation, "lives": lives, "canary": canary}
+            if self.gap is not None:
+                known["gap"] = orjson.dumps((self.gap.since, self.gap.until))
+            _remember(db, forget=BACKUP, **known)
         else:
             self.generation = now.generation
+        if self.gap is not None:
+            self.warnings += (GAP_WARNING,)
         last_content = db.execute("SELECT coalesce(max(id), 0) FROM contents").fetchone()[0]
         self._content_numbers = count(last_content + 1)
         return replace(now, generation=self.generation)
@@ -269,8 +301,8 @@ class SqliteLedger:
                 self._remember_run(known)
         return known
 
-    async def begin_epoch(self, run: str) -> RunRow:
-        entry = Entry(run=run, begins=True)
+    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
+        entry = Entry(run=run, begins=True, new=new)
         await self._open_group().submit(entry)
         assert entry.began is not None
         self._remember_run(entry.began)
@@ -326,6 +358,16 @@ class SqliteLedger:
 
     def stats(self) -> Stats:
         return self._group.stats() if self._group is not None else Stats()
+
+    async def close_gap(self) -> None:
+        self._open_group()
+        assert self._thread is not None
+        assert self._batches is not None
+        try:
+            await self._thread.run(lambda db: _remember(db, forget="gap"))
+        except FAULTS as error:
+            raise explain(error) from error
+        self.gap, self._batches.gap = None, False
 
     # Lists
 
@@ -534,8 +576,19 @@ def _head_at(db: sqlite3.Connection, seq: int) -> bytes | None:
     return found[0] if found else None
 
 
-def _remember(db: sqlite3.Connection, **values: Any) -> None:
+def _newest_at(db: sqlite3.Connection) -> float | None:
+    """When the newest event was; None without one."""
+    last = db.execute("SELECT at FROM events ORDER BY seq DESC LIMIT 1").fetchone()
+    return float(last[0]) if last else None
+
+
+def _when(copied: bytes) -> str:
+    return datetime.fromtimestamp(float(copied), UTC).isoformat(" ", "seconds")
+
+
+def _remember(db: sqlite3.Connection, *, forget: str = "", **values: Any) -> None:
     db.execute("BEGIN IMMEDIATE")
+    db.execute("DELETE FROM meta WHERE name = ?", (forget,))
     db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
     db.execute("COMMIT")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.ledger.base import Gap
 from proxy.metrics import MAX_PAIRS, Metrics
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
@@ -18,6 +19,8 @@ class Counted:
     def __init__(self, counts: Mapping[tuple[str, str, str | None], int], *lost: Operation) -> None:
         self._counts = counts
         self._lost = lost
+        self.generation = "2-abc"
+        self.gap: Gap | None = Gap(1.0, 2.0)
 
     async def counts(self) -> Mapping[tuple[str, str, str | None], int]:
         return self._counts
@@ -96,6 +99,8 @@ async def test_gauges_come_from_the_ledger_and_forget_what_is_settled() -> None:
     assert seen['onceproxy_operations{state="succeeded"}'] == 5
     assert seen['onceproxy_unknown{blocked_by="lag",service="x"}'] == 2
     assert seen["onceproxy_oldest_unknown_seconds"] == 60
+    assert seen["onceproxy_ledger_lives"] == 2
+    assert seen["onceproxy_ledger_gap"] == 1
 
     await metrics.refresh(Counted({("", "unknown", None): 0}), 200.0)
     seen = shown(metrics)

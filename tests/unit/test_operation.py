@@ -71,6 +71,8 @@ def an_event(kind: Kind, operation: Operation) -> Event:
     match kind:
         case Kind.ATTEMPT_STARTED:
             return started(last + 1)
+        case Kind.ATTEMPT_PRESUMED:
+            return Event(kind, 4.0, {"attempt": last + 1, "since": 1.0})
         case Kind.ATTEMPT_LOST:
             return lost(last)
         case Kind.ATTEMPT_NOT_SENT:

@@ -1,8 +1,9 @@
 """One call, one snapshot, one decision with its reason.
 
 The questions are asked in this order, and the first one that has an answer decides: is it the same
-account, is it the same request, may it be sent without a person, what does its state allow. Each is
-a file of its own. First call, duplicate, recovery and background settling all come through here.
+account, is it the same request, may it be sent without a person, may a lost ledger have sent it,
+what does its state allow. Each is a file of its own. First call, duplicate, recovery and background
+settling all come through here.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from proxy.core.decide.decision import (
     Hold,
     Limits,
     PassThrough,
+    Presume,
     Question,
     Reconcile,
     Refuse,
     Snapshot,
     Watch,
 )
+from proxy.core.decide.doubt import doubted
 from proxy.core.decide.drift import drifted
 from proxy.core.decide.state import by_state
 from proxy.core.decide.version import bind
@@ -36,6 +39,7 @@ __all__ = [
     "Hold",
     "Limits",
     "PassThrough",
+    "Presume",
     "Reconcile",
     "Refuse",
     "Snapshot",
@@ -51,5 +55,6 @@ def decide(ask: Ask, endpoint: Endpoint, snapshot: Snapshot, limits: Limits) -> 
         other_account(question)
         or drifted(question)
         or approval_missing(question)
+        or doubted(question)
         or by_state(question)
     )

@@ -61,6 +61,7 @@ class Snapshot:
     watch: Watch = Watch()
     lookup: bool = False  # the rule has a lookup for the stored request
     rewritten: bool = False  # another operation wrote to that URL since
+    doubt: float | None = None  # a lost ledger may have sent it, since that moment at the earliest
 
 
 @frozen
@@ -79,6 +80,15 @@ class Forward:
 
     reason: str
     attempt: int
+
+
+@frozen
+class Presume:
+    """Write down that a ledger that is lost may have sent it, since that moment at the earliest;
+    from there on it is settled like any other unknown operation."""
+
+    reason: str
+    since: float
 
 
 @frozen
@@ -123,7 +133,7 @@ class PassThrough:
     reason: str
 
 
-Decision = Forward | Reconcile | Hold | Answer | Refuse | PassThrough
+Decision = Forward | Presume | Reconcile | Hold | Answer | Refuse | PassThrough
 
 
 @frozen

@@ -150,6 +150,9 @@ def _unknown(question: Question, operation: Operation) -> Decision:
     return _person(operation, "no_query", "The rule has no lookup and the API has no key.")
 
 
+LOST = "The ledger was restored or replaced, and the one that is lost may have sent this call."
+
+
 UNDER_KEY = "re-sent under the same key"
 IDEMPOTENT = "re-sent, the endpoint is idempotent"
 
@@ -175,6 +178,8 @@ def _permit(question: Question, operation: Operation) -> str | None:
     if _key_holds(question, operation):
         return UNDER_KEY
     young = snapshot.now - operation.created_at <= limits.resend_within
+    if any(a.presumed for a in operation.attempts):
+        return None  # nobody knows how long ago, nor what else was written since
     if operation.intent.idempotent and ask.fresh and young and not snapshot.rewritten:
         return IDEMPOTENT
     return None
@@ -208,6 +213,8 @@ def _key_holds(question: Question, operation: Operation) -> bool:
     if first is None:
         return False
     if intent.valid_for is None:
+        if any(a.presumed for a in operation.attempts):
+            return False
         # Unstated: trusted only within the call that is being held since before the first attempt.
         number = next(a.number for a in operation.attempts if a.maybe_sent)
         return question.ask.fresh and number > question.ask.attempts_before
@@ -248,6 +255,8 @@ def _settling(reason: str, seconds: float, operation: Operation) -> Hold:
 
 
 def _person(operation: Operation, blocked_by: str, detail: str) -> Refuse:
+    if operation.presumed:
+        detail = f"{LOST} {detail}"
     return Refuse(
         f"a person must decide: {blocked_by}",
         _refusal("outcome-unresolved", operation, detail),
