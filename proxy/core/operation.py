@@ -71,6 +71,7 @@ UNDECIDED = (None, End.UNKNOWN)
 PRESUMED = "a ledger that is lost may have sent it"
 """The reason of an attempt that nobody has seen: this ledger does not know what came after it."""
 RULE = "rule"  # stands for the credential of a rule's ``auth``, which is no caller's
+STOPPED = "the proxy stopped while this attempt was open"
 
 
 @frozen

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from proxy.core.classify import Verdict
 from proxy.core.decide.decision import Watch
 from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult, frozen
-from proxy.core.operation import Event, Kind, Operation
+from proxy.core.operation import STOPPED, Event, Kind, Operation
 from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
 from proxy.core.rules import Endpoint, Lookup
 
@@ -152,7 +152,7 @@ def abandoned(operation: Operation, at: float, unsent: Collection[int] = ()) -> 
         else Event(
             Kind.ATTEMPT_LOST,
             at,
-            {"attempt": a.number, "reason": "the proxy stopped while this attempt was open"},
+            {"attempt": a.number, "reason": STOPPED},
         )
         for a in operation.attempts
         if a.end is None

@@ -7,12 +7,14 @@ import math
 import pytest
 
 from proxy.core.decide import Forward, Hold, Reconcile, Refuse, Watch
+from proxy.core.operation import STOPPED
 from tests.fakes.operations import T, answered, blocked, lost, not_sent, operation, started, tries
 from tests.unit.decisions import BACKGROUND, Case, check, table
 
 LOST = operation(*tries(1))
 KEYLESS = operation(started(keyed=False), lost(), upstream_key=None)
 PUT = operation(started(keyed=False), lost(), upstream_key=None, idempotent=True)
+STOPPED_FIVE = operation(*(e for n in range(1, 6) for e in (started(n), lost(n, reason=STOPPED))))
 ALICES = operation(*tries(1, credential="alice"))
 UNSTATED = operation(*tries(1), valid_for=None)
 THIS_CALL = {"attempts_before": 0}
@@ -52,6 +54,8 @@ def waits_for_its_caller(title: str, *args: object, **more: object) -> Case:
     Case("four attempts", operation(*tries(4)), Forward, UNDER_KEY),
     expired("five attempts", operation(*tries(5))),
     expired("five attempts, and a caller anew", operation(*tries(5)), ask={"attempts_before": 5}),
+    Case("five attempts, cut short by ends of the proxy", STOPPED_FIVE, Forward, UNDER_KEY),
+    expired("the same, and nobody calls", STOPPED_FIVE, ask=BACKGROUND),
     expired("one attempt had no key", operation(*tries(1, keyed=False), started(2), lost(2))),
     Case(
         "the attempt without a key never left",

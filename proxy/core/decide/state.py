@@ -20,7 +20,7 @@ from proxy.core.decide.decision import (
     Refuse,
 )
 from proxy.core.decide.drift import mismatch
-from proxy.core.operation import End, Operation, State
+from proxy.core.operation import STOPPED, End, Operation, State
 from proxy.core.refusal import Refusal
 
 
@@ -143,6 +143,9 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         status = operation.last.status if operation.last is not None else None
         blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"
         return _person(operation, blocked_by, "The service turned the repeated call away.")
+    if _sent_often_enough(question, operation) and _key_holds(question, operation):
+        detail = f"It was sent {len(operation.attempts)} times, and no answer decided it."
+        return _person(operation, "key_expired", detail)
     if not ask.fresh and _key_holds(question, operation):
         return _person(operation, "credentials", "It can be sent again when its caller returns.")
     if operation.intent.upstream_key is not None:
@@ -160,7 +163,7 @@ IDEMPOTENT = "re-sent, the endpoint is idempotent"
 def _permit(question: Question, operation: Operation) -> str | None:
     """The reason why this unknown operation may be sent again, or None."""
     ask, snapshot, limits = question.ask, question.snapshot, question.limits
-    if len(operation.attempts) >= limits.attempts_max:
+    if _sent_often_enough(question, operation):
         return None
     if not ask.fresh:
         if snapshot.now - operation.created_at > limits.resend_within:
@@ -183,6 +186,15 @@ def _permit(question: Question, operation: Operation) -> str | None:
     if operation.intent.idempotent and ask.fresh and young and not snapshot.rewritten:
         return IDEMPOTENT
     return None
+
+
+def _sent_often_enough(question: Question, operation: Operation) -> bool:
+    """Some APIs replay their error for a day. What the proxy's own end cut short has no answer that
+    could come again, so a caller may go on; by itself the proxy does not, lest a send that brings
+    it down does so for ever."""
+    ask = question.ask
+    counted = [a for a in operation.attempts if not (ask.fresh and a.reason == STOPPED)]
+    return len(counted) >= question.limits.attempts_max
 
 
 def _just_refused(question: Question, operation: Operation) -> bool:

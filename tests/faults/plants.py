@@ -1,0 +1,126 @@
+"""Bugs planted on purpose, by name: the controls. Each patches the proxy of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from proxy.core.decide import state as by_state
+from proxy.core.model import Answer, Answered, Body
+from proxy.engine import Engine
+from proxy.ledger import codec, schema
+from proxy.recovery import Recovery
+
+Patch = Callable[[Any, str, Any], None]
+
+
+def resend_whatever(patch: Patch = setattr) -> None:
+    """An unknown operation is sent again, key or not."""
+    patch(by_state, "_permit", lambda *args: by_state.UNDER_KEY)
+
+
+def outcome_first(patch: Patch = setattr) -> None:
+    """The outcome is on disk before the first byte leaves."""
+    act, record = Engine._attempt, Engine._record
+
+    async def attempt(self: Engine, flight: Any, bound: Any, operation: Any, request: Any) -> Any:
+        hoped = Answered(Answer(201, "Created", (), Body.of(b"{}")), True)
+        await record(self, flight, bound, operation, hoped)
+        return await act(self, flight, bound, operation, request)
+
+    async def keep(self: Engine, flight: Any, bound: Any, operation: Any, result: Any) -> Any:
+        after = self.ledger.get(operation.key)
+        flight.ended(after, operation.last.number, result)
+        return after
+
+    patch(Engine, "_attempt", attempt)
+    patch(Engine, "_record", keep)
+
+
+def no_recovery(patch: Patch = setattr) -> None:
+    """What an earlier process left open stays as it is."""
+
+    async def nothing(self: Any, *_: Any) -> None:
+        return None
+
+    async def same(self: Engine, operation: Any) -> Any:
+        return operation
+
+    patch(Recovery, "start", nothing)
+    patch(Recovery, "settle_all", nothing)
+    patch(Engine, "mend", same)
+
+
+def no_row_hash(patch: Patch = setattr) -> None:
+    """A damaged row is taken for what it says."""
+    true = codec.row_hash
+    patch(codec, "row_hash", lambda columns: _Anything(true(columns)))
+
+
+def no_flights(patch: Patch = setattr) -> None:
+    """Nobody knows that an identical call is under way."""
+    patch(Engine, "flight", lambda self, base: None)
+    depart = Engine.depart
+
+    def apart(self: Engine, bound: Any) -> Any:
+        self._flights.pop(bound.base, None)
+        return depart(self, bound)
+
+    patch(Engine, "depart", apart)
+
+
+def sync_normal(patch: Patch = setattr) -> None:
+    """The WAL is synced at checkpoints only."""
+    writer = tuple(
+        line.replace("synchronous = FULL", "synchronous = NORMAL") for line in schema.WRITER
+    )
+    assert writer != schema.WRITER
+    patch(schema, "WRITER", writer)
+
+
+def swallowed_error(patch: Patch = setattr) -> None:
+    """An intent that could not be written is taken for written."""
+    from proxy.ledger.base import Conflict, LedgerError
+    from proxy.ledger.sqlite import SqliteLedger
+
+    commit = SqliteLedger.commit
+
+    async def careless(self: Any, change: Any) -> Any:
+        try:
+            return await commit(self, change)
+        except Conflict:
+            raise
+        except LedgerError:
+            return change.operation
+
+    patch(SqliteLedger, "commit", careless)
+
+
+def key_for_ever(patch: Patch = setattr) -> None:
+    """The lifetime that a rule states for its API's keys is not looked at."""
+    patch(by_state, "_key_holds", lambda _, operation: operation.intent.upstream_key is not None)
+
+
+class _Anything(bytes):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = bytes.__hash__
+
+
+PLANTS: dict[str, Callable[..., None]] = {
+    plant.__name__: plant
+    for plant in (
+        resend_whatever,
+        outcome_first,
+        no_recovery,
+        no_row_hash,
+        no_flights,
+        sync_normal,
+        swallowed_error,
+        key_for_ever,
+    )
+}
