@@ -40,10 +40,11 @@ from proxy.failpoints import Failpoints
 from proxy.ledger.seal import load_key
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
+from proxy.net.bundle import renew_bundle
 from proxy.net.egress import Egress
 from proxy.net.exchange import Reply
 from proxy.net.frontend import FrontDoor
-from proxy.net.tls import CERT_FILE, CertificateAuthority
+from proxy.net.tls import CERT_FILE, Authorities, CaError, CertificateAuthority, Certificates
 from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
 from proxy.rulefile import RuleErrors, load
@@ -91,6 +92,7 @@ class App:
         self._restored = restored
         self._engine: Engine | None = None
         self._way_out: Upstream | None = None
+        self._authorities: Authorities | None = None
         self._stack = AsyncExitStack()
         self._not_ready: str | None = "starting"
         self._stop_by: float | None = None  # monotonic
@@ -118,6 +120,7 @@ class App:
                 "invalid-rules", "The rule files have errors.", error.problems
             ) from error
         self._use(rules)
+        self._refresh_authorities()
         lines.info("rules reloaded", services=len(rules.services), digest=rules.digest[:16])
 
     async def _start(self, stack: AsyncExitStack) -> Started:
@@ -198,6 +201,14 @@ class App:
         stack.callback(config.serving_path.unlink, missing_ok=True)
         return started
 
+    def _refresh_authorities(self) -> None:
+        """The certificates follow the rules' hosts; a new CA of `ca rotate` comes into force."""
+        if self._authorities is not None:
+            try:
+                self._authorities.refresh(self._names())
+            except (CaError, OSError) as error:
+                lines.error("the local CA could not be renewed", why=str(error))
+
     def _drain(self) -> float:
         """What is left of the time for running calls; callers and sends share it."""
         if self._stop_by is None:
@@ -222,17 +233,27 @@ class App:
             lines.warning(failpoints.warning)
         return failpoints
 
-    def _authority(self) -> CertificateAuthority | None:
+    def _authority(self) -> Certificates | None:
         tls = self._config.tls
         if tls.intercept == "none":
             return None
         if tls.ca_cert_file is not None and tls.ca_key_file is not None:
             return CertificateAuthority.load(tls.ca_cert_file, tls.ca_key_file)
-        names = None
-        if tls.intercept == "rules":
-            patterns = (pattern for service in self._rules.services for pattern in service.hosts)
-            names = sorted({".".join(p.ending) for p in patterns if p.ending})
-        return CertificateAuthority.open(self._config.ca_dir, names=names)
+        self._authorities = Authorities(
+            self._config.ca_dir, names=self._names(), on_change=self._renew_bundle
+        )
+        self._renew_bundle()
+        return self._authorities
+
+    def _names(self) -> tuple[str, ...] | None:
+        """The only names that the local CA may speak for."""
+        return self._rules.names if self._config.tls.intercept == "rules" else None
+
+    def _renew_bundle(self) -> None:
+        try:
+            renew_bundle(self._config.state_dir, self._config.ca_dir / CERT_FILE)
+        except OSError as error:
+            lines.warning("the CA bundle cannot be written", why=str(error))
 
     def _egress(self) -> Egress:
         config = self._config
@@ -277,7 +298,7 @@ class App:
     def _front_door(
         self,
         callers: Callers,
-        authority: CertificateAuthority | None,
+        authority: Certificates | None,
         upstream: Upstream,
         egress: Egress,
     ) -> FrontDoor:

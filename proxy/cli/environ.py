@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from proxy.cli.bundle import CA_VARIABLES
 from proxy.cli.client import reachable
 from proxy.config import Address
+from proxy.net.bundle import CA_VARIABLES
 
 PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 NO_PROXY_VARIABLES = ("NO_PROXY", "no_proxy")

@@ -17,13 +17,13 @@ from urllib.parse import quote
 
 import click
 
-from proxy.cli.bundle import write_bundle
 from proxy.cli.client import ControlClient, NotRunning, Refused, Serving
 from proxy.cli.common import PORT, stop, with_config
 from proxy.cli.environ import child_environment
 from proxy.cli.helper import helpers_dir
 from proxy.cli.launch import CannotStart, calls_seen, proxy_for
 from proxy.configload import Loaded
+from proxy.net.bundle import write_bundle
 
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGINT")
 NOT_FOUND = 127  # what shells exit with

@@ -387,6 +387,12 @@ class RuleSet:
         """The hosts of all rules, as they are written."""
         return frozenset(p.text for patterns in self._hosts.values() for p in patterns)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that cover these hosts: each stands for itself and all below it."""
+        patterns = (p for patterns in self._hosts.values() for p in patterns)
+        return tuple(sorted({".".join(p.ending) for p in patterns if p.ending}))
+
     def knows_host(self, host: str, port: int) -> bool:
         """Whether a rule names this host; one for any host does not."""
         return any(not index.pattern.everywhere for index, _ in self._hosts_of(host, port))

@@ -23,7 +23,7 @@ from proxy.net.outgoing import write
 from proxy.net.pipe import relay
 from proxy.net.reception import Reception
 from proxy.net.sites import FixedSite, ProxySite, TunnelSite
-from proxy.net.tls import CertificateAuthority
+from proxy.net.tls import Certificates
 from proxy.net.tunnel import Tunnels
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class FrontDoor:
         self,
         engine_handle: Handle,
         *,
-        ca: CertificateAuthority | None = None,
+        ca: Certificates | None = None,
         intercept: str = "all",
         knows_host: Callable[[str, int], bool] = lambda host, port: False,
         tunnel_hosts: Sequence[str] = (),

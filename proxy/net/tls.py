@@ -2,13 +2,18 @@
 
 The authority's key never leaves its file (0600, in a 0700 directory) and signs nothing but leaf
 certificates. Those have a key of their own, made anew by each process, so that a handshake never
-uses the authority's key; they live at most 30 days and are replaced at half of that.
+uses the authority's key; they live a week and are replaced at half of that.
+
+An authority that is replaced (it nears its end, or the hosts it may speak for have changed) is kept
+as an *earlier* one: clients that were started while it was in force know no other, so it goes on
+signing for them. Clients that are started later trust all of them.
 """
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import logging
 import os
 import ssl
 import stat
@@ -18,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -27,18 +33,31 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CERT_FILE = "ca.pem"
 KEY_FILE = "ca-key.pem"
+NEXT_FILE = "ca-next.pem"  # a new certificate, until its key is in place
 
-CA_DAYS = 365  # short, because it is renewed by itself and every start gives clients the new one
-RENEW_DAYS = 30  # an authority this close to its end is replaced at the next start
-LEAF_DAYS = 14  # from notBefore, the backdating included; 30 is the most that is promised
+EARLIER = "earlier-"  # before a serial number, in the names of files
+
+CA_DAYS = 90  # short, because it is renewed by itself
+RENEW_DAYS = 30  # an authority this close to its end is replaced; clients may run on for as long
+LEAF_DAYS = 7  # from notBefore, the backdating included; 30 is the most that is promised
+EARLIER_KEPT = 8  # authorities; each reload of rules for other hosts makes one
+RETRY_SECONDS = 3600.0  # between two tries to renew, where the disk refuses
 BACKDATE_DAYS = 1  # clocks in containers and sandboxes run late
 CACHE = 256  # contexts kept; about 50 kB each
 
 _DAY = 86_400.0
 
+log = logging.getLogger(__name__)
+
 
 class CaError(Exception):
     """The authority cannot be used; the text says what to do."""
+
+
+class Certificates(Protocol):
+    """What hands out the certificates of a tunnel's end."""
+
+    def context(self, host: str) -> ssl.SSLContext: ...
 
 
 class CertificateAuthority:
@@ -71,20 +90,43 @@ class CertificateAuthority:
         """The authority in ``directory``, made on first use, replaced when it is about to end or
         was made for other names. ``names``: the only hosts it may speak for (a name covers its
         subdomains, addresses count too); None: all. Raises CaError, OSError."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         certificate_file, key_file = directory / CERT_FILE, directory / KEY_FILE
+        _finish(directory)
         if certificate_file.exists() and key_file.exists():
             authority = cls.load(certificate_file, key_file, now=now)
             if authority.lasts(RENEW_DAYS) and authority.speaks_for(names):
                 return authority
+        return cls.replace(directory, names=names, now=now)
+
+    @classmethod
+    def replace(
+        cls,
+        directory: Path,
+        *,
+        names: Sequence[str] | None = None,
+        keep_key: bool = True,
+        now: Callable[[], float] = time.time,
+    ) -> CertificateAuthority:
+        """A new authority in ``directory``; the one that is there becomes an earlier one, which
+        signs no more without ``keep_key``. Raises CaError, OSError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        certificate_file, key_file = directory / CERT_FILE, directory / KEY_FILE
+        if certificate_file.exists() and key_file.exists():
+            known = cls.load(certificate_file, key_file, now=now)
+            # Copied first: a crash in between leaves an authority that is both, and no harm.
+            earlier = directory / f"{EARLIER}{known.certificate.serial_number:x}.pem"
+            _replace(earlier, certificate_file.read_bytes(), 0o644)
+            if keep_key:
+                _replace(_key_of(earlier), key_file.read_bytes(), 0o600)
         certificate, key = create(names, now())
         encoded = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         )
+        _replace(directory / NEXT_FILE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
         _replace(key_file, encoded, 0o600)
-        _replace(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        _finish(directory)
         return cls(certificate, key, now=now)
 
     @classmethod
@@ -134,6 +176,14 @@ class CertificateAuthority:
             return names is None
         return names is not None and extension.value == _constraints(names)
 
+    def may_sign(self, host: str) -> bool:
+        """True if its name constraints permit a certificate for ``host``."""
+        try:
+            extension = self.certificate.extensions.get_extension_for_class(x509.NameConstraints)
+        except x509.ExtensionNotFound:
+            return True
+        return any(_permits(one, host) for one in extension.value.permitted_subtrees or ())
+
     def context(self, host: str) -> ssl.SSLContext:
         """A server's context with a certificate for ``host`` (a name or an address)."""
         now = self._now()
@@ -152,7 +202,13 @@ class CertificateAuthority:
         """A certificate for ``host``, valid from a day before ``now`` on."""
         start = _moment(now - BACKDATE_DAYS * _DAY)
         end = min(start + datetime.timedelta(days=LEAF_DAYS), self.certificate.not_valid_after_utc)
-        subject = [x509.NameAttribute(NameOID.COMMON_NAME, host)] if len(host) < 64 else []
+        name = _name(host)
+        subject = []
+        if isinstance(name, x509.IPAddress):
+            # OpenSSL takes a common name for a DNS name, which the constraints would forbid.
+            subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, "onceproxy")]
+        elif len(host) < 64:
+            subject = [x509.NameAttribute(NameOID.COMMON_NAME, host)]
         usage = x509.KeyUsage(
             digital_signature=True,
             content_commitment=False,
@@ -173,7 +229,7 @@ class CertificateAuthority:
             .not_valid_before(start)
             .not_valid_after(end)
             # RFC 5280 4.2.1.6: critical where there is no subject.
-            .add_extension(x509.SubjectAlternativeName([_name(host)]), critical=not subject)
+            .add_extension(x509.SubjectAlternativeName([name]), critical=not subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(usage, critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -210,6 +266,133 @@ class CertificateAuthority:
                 self.certificate.public_key()  # type: ignore[arg-type]
             )
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(extension.value)
+
+
+class Authorities:
+    """The authority in force and the earlier ones, oldest first."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        names: Sequence[str] | None = None,
+        now: Callable[[], float] = time.time,
+        on_change: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``names`` as for ``CertificateAuthority.open``. ``on_change`` is called when clients that
+        start from now on have another one to trust. Raises CaError, OSError."""
+        self._directory = directory
+        self._names = names
+        self._now = now
+        self._on_change = on_change
+        self._retry_at = 0.0
+        self.current, self._earlier = self._read(())
+
+    def refresh(self, names: Sequence[str] | None) -> None:
+        """Look at the files again, where another process may have put a new authority, and make one
+        if the hosts are others now. Raises CaError, OSError."""
+        self._names = names
+        before = self.current
+        self.current, self._earlier = self._read((before, *self._earlier))
+        if self.current is not before:
+            self._on_change()
+
+    def context(self, host: str) -> ssl.SSLContext:
+        """A server's context for ``host``, by the oldest authority that may speak for it: that one
+        is trusted by all clients that can trust any."""
+        if not self.current.lasts(RENEW_DAYS) and self._now() >= self._retry_at:
+            self._retry_at = self._now() + RETRY_SECONDS
+            try:
+                self.refresh(self._names)
+            except (CaError, OSError) as error:
+                log.error("the local CA nears its end and cannot be renewed: %s", error)
+        for authority in self._earlier:
+            if authority.lasts(BACKDATE_DAYS) and authority.may_sign(host):
+                return authority.context(host)
+        return self.current.context(host)
+
+    def _read(
+        self, known: Sequence[CertificateAuthority]
+    ) -> tuple[CertificateAuthority, list[CertificateAuthority]]:
+        current = CertificateAuthority.open(self._directory, names=self._names, now=self._now)
+        earlier = []
+        for file in earlier_files(self._directory):
+            authority = self._usable(file)
+            if authority is None:
+                _key_of(file).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
+            elif authority is not False:
+                earlier.append(authority)
+        earlier.sort(key=lambda each: each.certificate.not_valid_before_utc)
+        for authority in earlier[:-EARLIER_KEPT]:
+            file = self._directory / f"{EARLIER}{authority.certificate.serial_number:x}.pem"
+            _key_of(file).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+        held = {each.pem: each for each in known}  # with the contexts that they have made
+        kept = [held.get(each.pem, each) for each in earlier[-EARLIER_KEPT:]]
+        kept = [each for each in kept if each.pem != current.pem]
+        return held.get(current.pem, current), kept
+
+    def _usable(self, file: Path) -> CertificateAuthority | Literal[False] | None:
+        """An earlier authority; False where only its certificate is left, for clients to trust;
+        None where it is of no more use: ended, or free to speak for any host where this is not
+        wanted any more."""
+        try:
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+            if certificate.not_valid_after_utc.timestamp() <= self._now():
+                return None
+            constrained = any(
+                isinstance(extension.value, x509.NameConstraints)
+                for extension in certificate.extensions
+            )
+            if self._names is not None and not constrained:
+                return None
+            if not _key_of(file).exists():
+                return False
+            return CertificateAuthority.load(file, _key_of(file), now=self._now)
+        except (CaError, OSError, ValueError) as error:
+            log.warning("an earlier CA cannot be used: %s", error)
+            return False
+
+
+def earlier_files(directory: Path) -> list[Path]:
+    """The certificates of earlier authorities."""
+    return sorted(f for f in directory.glob(f"{EARLIER}*.pem") if not f.stem.endswith("-key"))
+
+
+def rotate(
+    directory: Path,
+    *,
+    names: Sequence[str] | None,
+    revoke: bool = False,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """A new authority; earlier ones sign no more once their processes have ended or reloaded.
+    Clients go on trusting them until their end, or with ``revoke`` from their next start on no
+    longer. Raises CaError, OSError."""
+    CertificateAuthority.replace(directory, names=names, keep_key=False, now=now)
+    for file in earlier_files(directory):
+        _key_of(file).unlink(missing_ok=True)
+        if revoke:
+            file.unlink()
+
+
+def _finish(directory: Path) -> None:
+    """The second half of a change: the certificate follows its key, also after a crash between the
+    two. One whose key never came is dropped."""
+    following = directory / NEXT_FILE
+    if not following.exists():
+        return
+    try:
+        CertificateAuthority.load(following, directory / KEY_FILE)
+    except CaError:
+        following.unlink(missing_ok=True)
+    else:
+        following.replace(directory / CERT_FILE)
+
+
+def _key_of(earlier: Path) -> Path:
+    return earlier.with_name(f"{earlier.stem}-key.pem")
 
 
 def create(
@@ -274,6 +457,19 @@ def _constraints(names: Sequence[str]) -> x509.NameConstraints:
         if version not in versions
     ]
     return x509.NameConstraints(permitted, excluded or None)
+
+
+def _permits(subtree: x509.GeneralName, host: str) -> bool:
+    if isinstance(subtree, x509.DNSName):
+        return host == subtree.value or host.endswith(f".{subtree.value}")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    network = subtree.value if isinstance(subtree, x509.IPAddress) else None
+    if not isinstance(network, (ipaddress.IPv4Network, ipaddress.IPv6Network)):
+        return False
+    return address.version == network.version and address in network
 
 
 def _name(host: str) -> x509.GeneralName:

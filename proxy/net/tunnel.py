@@ -22,7 +22,7 @@ from proxy.net.incoming import Incoming, Refused
 from proxy.net.pipe import StreamPipe, relay
 from proxy.net.sites import TunnelSite
 from proxy.net.target import BadTarget, authority
-from proxy.net.tls import CertificateAuthority
+from proxy.net.tls import Certificates
 
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
@@ -55,7 +55,7 @@ class Tunnels:
     def __init__(
         self,
         *,
-        authority: CertificateAuthority | None,
+        authority: Certificates | None,
         intercept: str,
         knows_host: Callable[[str, int], bool],
         tunnel_hosts: Sequence[str],
@@ -100,7 +100,9 @@ class Tunnels:
         for name in self._left_alone:
             if host == name or (name.startswith("*.") and host.endswith(name[1:])):
                 return "configured"
-        return "ca-not-trusted" if (host, port) in self._distrusted else None
+        if (host, port) in self._distrusted and not self._knows_host(host, port):
+            return "ca-not-trusted"
+        return None
 
     async def _dialled(self, host: str, port: int, run: str) -> Pipe:
         """Raises Refused."""

@@ -13,6 +13,7 @@ import pytest
 from proxy.core.model import Request
 from proxy.net.egress import Egress
 from proxy.net.upstream import Opened, Upstream
+from tests import reliability
 from tests.fakes.rawclient import RawClient
 from tests.fakes.rawserver import RawServer
 from tests.fakes.whole import ANY_PORT, whole
@@ -107,14 +108,22 @@ async def test_own_ports_answer_nobody_in_any_spelling(tmp_path: Path) -> None:
                 if way != "tunnel":
                     assert b"urn:onceproxy:" in got.body, (way, where, got)
 
-        await asyncio.gather(
-            *(
-                refused(way, spelling, port)
-                for way in WAYS
-                for spelling in [*SPELLINGS, *own_names()]
-                for port in (door.port, door.control, probe, gateway)
-            )
-        )
+        spellings = [*SPELLINGS, *own_names()]
+        tried = [
+            (way, spelling, port)
+            for way in WAYS
+            for spelling in spellings
+            for port in (door.port, door.control, probe, gateway)
+        ]
+        await asyncio.gather(*(refused(*each) for each in tried))
+    reliability.figure(
+        "S2",
+        "own ports asked for through the proxy",
+        part="Security",
+        spellings=len(spellings),
+        requests=len(tried),
+        answered=0,
+    )
 
 
 @pytest.mark.parametrize("protected", [True, False])
@@ -140,3 +149,10 @@ async def test_the_spellings_do_lead_there_where_nothing_protects_the_port(
         assert server.connections == len(reached)
         assert (len(reached) >= 4) is not protected
         assert bool(reached) is not protected
+    if not protected:
+        reliability.control(
+            "S2",
+            "ports not protected",
+            f"{len(reached)} of 5 spellings came through",
+            part="Security",
+        )

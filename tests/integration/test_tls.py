@@ -426,6 +426,22 @@ async def test_a_client_that_rejects_the_ca_is_left_alone_on_hosts_without_rules
         assert seen.seen == [("localhost", "ca-not-trusted")]
 
 
+async def test_a_rule_that_comes_later_ends_the_blind_tunnels_of_a_host(
+    authority: CertificateAuthority, trusting: ssl.SSLContext
+) -> None:
+    ruled: list[bool] = []
+    async with (
+        RawServer() as server,
+        open_passing_door(ca=authority, knows_host=lambda host, port: bool(ruled)) as door,
+    ):
+        await reject(door, "localhost", server.port)
+        ruled.append(True)
+        async with RawClient(door.port) as client:
+            await connect(client, f"localhost:{server.port}")
+            await client.start_tls(trusting, "localhost")  # our certificate, so it is opened
+        assert server.connections == 0
+
+
 async def test_a_client_that_rejects_the_ca_is_named_once_on_hosts_with_rules(
     authority: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:

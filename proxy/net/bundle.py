@@ -25,25 +25,48 @@ _USUAL = (  # where distributions keep their roots, for a Python that was built 
     "/etc/ssl/cert.pem",
 )
 BUNDLE = "ca-bundle.pem"
+OWN_END = "# The certificates above are onceproxy's; those below are the ones trusted without it.\n"
 
 
 def write_bundle(
     state_dir: Path, authority: Path, environ: Mapping[str, str] | None = None
 ) -> Path:
-    """The merged file in the state directory. A bundle that the user's own variables name is part
-    of it. Raises OSError."""
+    """The merged file in the state directory: the local CA and the earlier ones beside it, and what
+    clients trust without it. A bundle that the user's own variables name is part of it. Raises
+    OSError."""
     environ = os.environ if environ is None else environ
     bundle = state_dir / BUNDLE
-    parts = [authority.read_text("ascii").strip()]
+    parts: list[str] = []
     for source in _sources(environ):
         if source != bundle and source.is_file():
             text = source.read_text("utf-8", "replace").strip()
             if text not in parts:
                 parts.append(text)
-    temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}")
-    temporary.write_text("\n".join(parts) + "\n", "utf-8")
-    temporary.replace(bundle)  # whole, since a client may be reading the earlier one
+    _write(bundle, authority, "\n".join(parts) + "\n")
     return bundle
+
+
+def renew_bundle(state_dir: Path, authority: Path) -> None:
+    """Have an existing merged file hold the CAs of now; nothing where there is none. Clients read
+    it at their start. Raises OSError."""
+    bundle = state_dir / BUNDLE
+    if bundle.is_file():
+        own, marked, rest = bundle.read_text("utf-8", "replace").partition(OWN_END)
+        _write(bundle, authority, rest if marked else own)
+
+
+def _write(bundle: Path, authority: Path, rest: str) -> None:
+    beside = sorted(authority.parent.glob("earlier-*.pem")) if _is_own(bundle, authority) else []
+    own = [authority, *(file for file in beside if not file.stem.endswith("-key"))]
+    text = "".join(file.read_text("ascii").strip() + "\n" for file in own)
+    temporary = bundle.with_name(f".{bundle.name}.{os.getpid()}")
+    temporary.write_text(f"{text}{OWN_END}{rest}", "utf-8")
+    temporary.replace(bundle)  # whole, since a client may be reading the earlier one
+
+
+def _is_own(bundle: Path, authority: Path) -> bool:
+    """Whether the CA is the one that is made here, and not the user's."""
+    return authority.parent.parent == bundle.parent
 
 
 def _sources(environ: Mapping[str, str]) -> list[Path]:
