@@ -24,7 +24,7 @@ import structlog
 from proxy import __version__, log
 from proxy.callers import Callers
 from proxy.clock import Clock, SystemClock
-from proxy.config import Address
+from proxy.config import Address, Config
 from proxy.configload import Loaded
 from proxy.control.api import Control
 from proxy.control.tokens import gather
@@ -47,6 +47,7 @@ from proxy.net.frontend import FrontDoor
 from proxy.net.tls import CERT_FILE, Authorities, CaError, CertificateAuthority, Certificates
 from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
+from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
 from proxy.service import OperationService
 
@@ -165,6 +166,8 @@ class App:
         await recovery.start()
         stack.push_async_callback(lambda: engine.stop(self._drain()))
         self._background(stack, "settling", lambda: self._keep_settling(recovery))
+        retention = _retention(config)
+        self._background(stack, "retention", lambda: self._keep_pruning(ledger, retention))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
         control = Control(
@@ -174,6 +177,7 @@ class App:
                 services=lambda: self._rules.services,
                 settle=recovery.settle,
                 reload=self.reload,
+                retention=retention,
             ),
             metrics=metrics,
             tokens=tokens,
@@ -332,6 +336,16 @@ class App:
                 lines.exception("settling failed")
             await self._clock.sleep(SETTLE_SECONDS)
 
+    async def _keep_pruning(self, ledger: SqliteLedger, retention: Retention) -> None:
+        while True:
+            try:
+                pruned = await prune(ledger, retention, self._clock)
+                if pruned != Pruned():
+                    lines.info("pruned", **pruned.as_json())
+            except Exception:
+                lines.exception("pruning failed")
+            await self._clock.sleep(EVERY_SECONDS)
+
     def _background(
         self, stack: AsyncExitStack, name: str, work: Callable[[], Awaitable[None]]
     ) -> None:
@@ -371,6 +385,22 @@ async def serve(
         lines.info("stopping", drain_seconds=loaded.config.limits.drain)
     finally:
         await app.stop()
+
+
+async def prune_alone(config: Config) -> Pruned:
+    """Apply the retention to a ledger that no proxy has open. Raises LedgerError."""
+    clock = SystemClock()
+    key = load_key(config.ledger_key_path, create=False)
+    ledger = SqliteLedger(config.ledger_path, key=key, clock=clock)
+    await ledger.open()
+    try:
+        return await prune(ledger, _retention(config), clock)
+    finally:
+        await ledger.close()
+
+
+def _retention(config: Config) -> Retention:
+    return Retention(config.ledger.keep_outcomes, config.ledger.keep_keys)
 
 
 def secret_of(auth: Auth) -> str | None:

@@ -8,6 +8,7 @@ it. pydantic validates against them when a configuration is loaded and is not im
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,10 @@ def _positive_duration(value: object) -> float:
     if seconds <= 0:
         raise ValueError("must be longer than 0")
     return seconds
+
+
+def _retention(value: object) -> float:
+    return units.retention(value) if isinstance(value, str) else _positive_duration(value)
 
 
 def _size(value: object) -> int:
@@ -180,6 +185,7 @@ class _Reads:
 Listen = Annotated[Address, _Reads(parse_address)]
 Duration = Annotated[float, _Reads(_duration)]
 PositiveDuration = Annotated[float, _Reads(_positive_duration)]
+Retention = Annotated[float, _Reads(_retention)]
 Size = Annotated[int, _Reads(_size)]
 Hidden = Annotated[Secret, _Reads(_secret)]
 HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
@@ -233,6 +239,8 @@ class LedgerConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     url: LedgerUrl = "sqlite:ledger.db"  # a relative file is in state_dir
     key_file: Path | None = None  # seals the bodies; None: state_dir/ledger.key
+    keep_outcomes: Retention = 90 * 86_400.0  # bodies of what has ended
+    keep_keys: Retention = math.inf  # that it has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import units
-from proxy.config import Address, Config, Duration, PositiveDuration, Secret, Size
+from proxy.config import Address, Config, Duration, PositiveDuration, Retention, Secret, Size
 from proxy.core.egress import Line
 from proxy.failpoints import Fault
 
@@ -69,7 +69,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 def _plain(value: Any, hint: Any) -> Any:
     if isinstance(value, (Address, Path, Secret)):
         return str(value)
-    if hint in (Duration, PositiveDuration):
+    if hint in (Duration, PositiveDuration, Retention):
         return units.show_duration(value)
     if hint == Size:
         return units.show_size(value)

@@ -28,6 +28,7 @@ from proxy.ledger.base import (
     as_json,
 )
 from proxy.resolution import Resolution
+from proxy.retention import Retention, prune
 
 LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
 EVENTS_MAX: Final = 1_000
@@ -52,12 +53,14 @@ class OperationService:
         services: Callable[[], Sequence[Service]],
         settle: Callable[[str], Awaitable[object]],
         reload: Callable[[], Awaitable[None]],
+        retention: Retention = Retention(),  # noqa: B008 - it is frozen
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._services = services
         self._settle = settle
         self._reload = reload
+        self._retention = retention
 
     # Queries
 
@@ -149,6 +152,10 @@ class OperationService:
         await self._ledger.close_gap()
         log.warning("gap closed", by=by)
         return self.ledger()
+
+    async def prune(self) -> dict[str, int]:
+        """Take what is older than it has to be kept, now."""
+        return (await prune(self._ledger, self._retention, self._clock)).as_json()
 
     async def reload(self) -> list[dict[str, Any]]:
         """Read the rule files again and return the rules that hold now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -33,6 +34,11 @@ def duration(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
+def retention(text: str) -> float:
+    """Seconds; ``forever`` is infinite. Raises ValueError."""
+    return math.inf if text.strip() == "forever" else duration(text)
+
+
 def size(text: str) -> int:
     """Bytes. KB, MB, GB are powers of 1000, KiB, MiB, GiB of 1024. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
@@ -43,6 +49,8 @@ def size(text: str) -> int:
 
 def show_duration(seconds: float) -> str:
     """The shortest exact spelling with one unit."""
+    if seconds == math.inf:
+        return "forever"
     for unit in ("w", "d", "h", "m", "s"):
         value = seconds / _SECONDS[unit]
         if seconds and value == int(value):

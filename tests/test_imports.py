@@ -42,8 +42,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "resolution": BASE,
     "engine": BASE | FACES | HELPERS,
     "callers": BASE | FACES | HELPERS | {"engine", "replies"},
+    "retention": BASE | FACES,
     "recovery": BASE | FACES | HELPERS | {"engine"},
-    "service": BASE | FACES | HELPERS | {"engine", "recovery"},
+    "service": BASE | FACES | HELPERS | {"engine", "recovery", "retention"},
     "control": LOADING | FACES | HELPERS | {"service"},
 }
 # These put the others together or stand outside: all of the package is theirs, but see below.

@@ -34,6 +34,7 @@ COMMANDS = {
     "backup": ("proxy.cli.backup:backup", "Copy the ledger, also while it is in use."),
     "restore": ("proxy.cli.backup:restore", "Put a copy in the place of the ledger."),
     "gap": ("proxy.cli.backup:gap", "What a ledger that was put back may not know."),
+    "prune": ("proxy.cli.prune:prune", "Take what is older than it has to be kept."),
     "ca": ("proxy.cli.ca:ca", "The local certificate authority."),
 }
 

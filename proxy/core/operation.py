@@ -53,6 +53,9 @@ class Kind(enum.StrEnum):
     EFFECT_CONFLICT = "EffectConflict"
     SHARED_EFFECT = "SharedEffect"
     OBSERVED = "Observed"
+    BODIES_PRUNED = "BodiesPruned"
+    # The end of a row: after it the key is as one that was never used.
+    KEY_FORGOTTEN = "KeyForgotten"
 
 
 class End(enum.StrEnum):
@@ -261,6 +264,7 @@ NOTES = frozenset(
         K.EFFECT_CONFLICT,
         K.SHARED_EFFECT,
         K.OBSERVED,
+        K.BODIES_PRUNED,
     }
 )
 """Events that may follow any state and leave it."""
@@ -503,6 +507,8 @@ def _note(operation: Operation, event: Event) -> Operation:
     if event.kind is Kind.ANSWER_DELIVERED:
         epoch = max(operation.delivered_epoch or 0, event.data["epoch"])
         return changed(operation, delivered_epoch=epoch)
+    if event.kind is Kind.BODIES_PRUNED and operation.outcome is not None:
+        return changed(operation, outcome=replace(operation.outcome, kept=False))
     return operation
 
 

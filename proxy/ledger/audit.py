@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from proxy.ledger.base import Damaged, LedgerError, WrongKey
+from proxy.ledger.batch import KNOWS
 from proxy.ledger.chain import START, Head, batch_head, link, read_head
 from proxy.ledger.codec import COLUMNS, RUN_COLUMNS, decode, decode_run
 from proxy.ledger.schema import check_ours, reader
@@ -187,7 +188,7 @@ def _rows(db: sqlite3.Connection, run: str | None) -> Iterator[str]:
             if row[-1] != bound:
                 yield f"the row of {row[0]} is not the one its newest event wrote"
     gone = (
-        f"SELECT DISTINCT key FROM events WHERE {scope} row IS NOT NULL"
+        f"SELECT DISTINCT key FROM events WHERE {scope} {KNOWS}"
         " AND NOT EXISTS (SELECT 1 FROM operations o WHERE o.key = events.key)"
     )
     for (key,) in db.execute(gone, values):

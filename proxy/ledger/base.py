@@ -220,6 +220,18 @@ class Ledger(Protocol):
         """Wait until everything noted so far is durable. Raises LedgerError."""
         ...
 
+    async def prune(self, ended_before: float, limit: int) -> int:
+        """Take the bodies of at most ``limit`` operations that ended before that moment, or are
+        known since then to have had no effect; of how many it took them. Their rows stay, and say
+        that the answer is not kept."""
+        ...
+
+    async def forget(self, ended_before: float, limit: int) -> int:
+        """Forget at most ``limit`` operations that ended before that moment; how many it forgot.
+        Their history stays, with an event that says so; a call with such a key is a new one. Not
+        those whose API still honours the key."""
+        ...
+
     async def operations(self, query: Query) -> Sequence[Operation]: ...
 
     async def unsettled(self) -> Sequence[Operation]:

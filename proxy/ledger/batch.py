@@ -37,11 +37,14 @@ from proxy.ledger.group import Entry
 RUNS_REMEMBERED = 4096  # last hashes of runs: about 1 MB
 
 EXTRA = ("place", "request_id", "answer_id")
+# Of an event: it wrote the row of its key, and the key was not forgotten since.
+KNOWS = (
+    "row IS NOT NULL AND NOT EXISTS (SELECT 1 FROM events f"
+    " WHERE f.key = events.key AND f.seq > events.seq AND f.kind = 'KeyForgotten')"
+)
 # History that knows a key whose row is gone must not look like a key that was never used: then
 # ``place``, which must not be NULL, is. (INSERT ... SELECT ... WHERE would cost three times that.)
-_FRESH = (
-    "CASE WHEN EXISTS (SELECT 1 FROM events WHERE key = ? AND row IS NOT NULL) THEN NULL ELSE ? END"
-)
+_FRESH = f"CASE WHEN EXISTS (SELECT 1 FROM events WHERE key = ? AND {KNOWS}) THEN NULL ELSE ? END"
 INSERT = (
     f"INSERT INTO operations ({', '.join(COLUMNS + EXTRA)})"
     f" VALUES ({', '.join('?' * len(COLUMNS))}, {_FRESH}, ?, ?)"
@@ -183,6 +186,11 @@ class BatchWriter:
         elif entry.moves is not None:
             self._rows.forget(entry.key)
             row = _move(db, entry)
+        elif entry.forgets is not None:
+            self._rows.forget(entry.key)
+            entry.failure = _forget(db, entry)
+            if entry.failure is not None:
+                return
         if not entry.events:
             return
         previous = self._last_of(db, entry)
@@ -258,6 +266,17 @@ def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerE
     return None
 
 
+def _forget(db: sqlite3.Connection, entry: Entry) -> LedgerError | None:
+    """Delete a row and its contents and say why not, if not."""
+    found = db.execute(BEFORE, (entry.key, entry.forgets)).fetchone()
+    if found is None:
+        return Conflict(f"{entry.key} has changed since it was read")
+    number, _, *contents = found
+    db.execute("DELETE FROM contents WHERE id IN (?, ?)", contents)
+    db.execute("DELETE FROM operations WHERE id = ?", (number,))  # a trigger counts it out
+    return None
+
+
 def _insert(db: sqlite3.Connection, values: tuple[Any, ...]) -> bool:
     try:
         db.execute(INSERT, values)
@@ -269,7 +288,7 @@ def _insert(db: sqlite3.Connection, values: tuple[Any, ...]) -> bool:
 def _why_not(db: sqlite3.Connection, key: str) -> LedgerError:
     if db.execute("SELECT 1 FROM operations WHERE key = ?", (key,)).fetchone():
         return Conflict(f"{key} has changed since it was read")
-    if db.execute("SELECT 1 FROM events WHERE key = ? LIMIT 1", (key,)).fetchone():
+    if db.execute(f"SELECT 1 FROM events WHERE key = ? AND {KNOWS} LIMIT 1", (key,)).fetchone():
         return Damaged(f"the history knows {key}, but its row is gone: it was damaged")
     return Conflict(f"{key} is not in the ledger")
 

@@ -38,6 +38,7 @@ class Entry:
     request: tuple[int, bytes] | None = None  # content number, sealed bytes
     answer: tuple[int, bytes] | None = None
     moves: Event | None = None  # of a note that changes the row
+    forgets: int | None = None  # the revision of the row to be deleted
     begins: bool = False  # the run's next epoch
     new: bool = False  # of a run whose name was made just now
     began: RunRow | None = None  # what it became

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Operation, State, changed, evolve
+from proxy.core.operation import Event, Kind, Operation, State, changed, evolve
 from proxy.ledger import codec
 from proxy.ledger.base import (
     UNKNOWN_ORIGIN,
@@ -27,6 +27,7 @@ from proxy.ledger.base import (
 )
 from proxy.ledger.chain import START, link
 
+ENDED = (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
 UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
 
 
@@ -158,6 +159,35 @@ class MemoryLedger:
 
     async def flush(self) -> None: ...
 
+    async def prune(self, ended_before: float, limit: int) -> int:
+        taken = 0
+        for operation in list(self._operations.values()):
+            kinds = [k for k in ("request", "answer") if (operation.key, k) in self._contents]
+            if taken >= limit or not kinds or not _ended(operation, ended_before):
+                continue
+            event = Event(Kind.BODIES_PRUNED, self._clock.time(), {})
+            await self.commit(Change(evolve(operation, event), (event,)))
+            for kind in kinds:
+                del self._contents[operation.key, kind]
+            taken += 1
+        return taken
+
+    async def forget(self, ended_before: float, limit: int) -> int:
+        now = self._clock.time()
+        gone = [
+            operation
+            for operation in self._operations.values()
+            if _ended(operation, ended_before)
+            and now > (operation.first_maybe_sent_at or 0) + (operation.intent.valid_for or 0)
+        ][:limit]
+        for operation in gone:
+            del self._operations[operation.key]
+            self._steps[operation.run, operation.step].remove(operation.key)
+            for kind in ("request", "answer"):
+                self._contents.pop((operation.key, kind), None)
+            self._append(operation, codec.encode_event(Event(Kind.KEY_FORGOTTEN, now, {})))
+        return len(gone)
+
     async def operations(self, query: Query) -> Sequence[Operation]:
         found = [
             operation
@@ -217,6 +247,10 @@ class MemoryLedger:
         digest = _link(self._last.get(operation.run, START), stored, row)
         self._last[operation.run] = digest
         self._events.append((replace(stored, hash=digest.hex()), row))
+
+
+def _ended(operation: Operation, before: float) -> bool:
+    return operation.state in ENDED and operation.updated_at < before
 
 
 def _newest_first(operations: Iterable[Operation]) -> list[Operation]:

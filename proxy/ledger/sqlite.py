@@ -16,7 +16,7 @@ import contextlib
 import logging
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -28,12 +28,13 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Operation, changed, evolve
+from proxy.core.operation import Event, Kind, Operation, changed, evolve
 from proxy.ledger import audit, codec
 from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (
     FAR_PAST,
     Change,
+    Conflict,
     Damaged,
     Gap,
     LedgerError,
@@ -46,6 +47,7 @@ from proxy.ledger.base import (
 )
 from proxy.ledger.batch import (
     FAULTS,
+    KNOWS,
     LAST,
     RUNS_REMEMBERED,
     SELECT,
@@ -65,12 +67,27 @@ INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 # With max(), SQLite takes the other columns from the row that has it, and sorts nothing.
 _NEWEST = f"SELECT {', '.join(COLUMNS)}, max(version) FROM operations WHERE key >= ? AND key < ?"
 _EVENTS = "SELECT seq, run, key, kind, at, data, hash FROM events"
-_HISTORY_OF_ANY = "SELECT 1 FROM events WHERE key >= ? AND key < ? AND row IS NOT NULL LIMIT 1"
-_HISTORY_OF = "SELECT 1 FROM events WHERE key = ? AND row IS NOT NULL LIMIT 1"
+_HISTORY_OF_ANY = f"SELECT 1 FROM events WHERE key >= ? AND key < ? AND {KNOWS} LIMIT 1"
+_HISTORY_OF = f"SELECT 1 FROM events WHERE key = ? AND {KNOWS} LIMIT 1"
 _WIDTH = len(COLUMNS)
 _STEP = "SELECT 1 FROM operations WHERE run = ? AND step = ? LIMIT 1"
 _EXACT = f"{SELECT} WHERE key = ?"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
+
+# The first condition is what the index is over; nothing is created after it has ended.
+_ENDED = "created_at < ? AND updated_at < ? AND state IN ('succeeded', 'failed', 'not_applied')"
+_PRUNABLE = (
+    f"SELECT {', '.join(COLUMNS)}, request_id, answer_id FROM operations o WHERE {_ENDED}"
+    " AND EXISTS (SELECT 1 FROM contents c"
+    " WHERE c.id IN (o.request_id, o.answer_id) AND c.sealed IS NOT NULL) LIMIT ?"
+)
+# Not while the API honours the key, which may be for ever; JSON has no word for that.
+_FORGETTABLE = (
+    f"{SELECT} WHERE {_ENDED} AND CASE"
+    " WHEN instr(intent, 'Infinity') OR NOT json_valid(intent) THEN 0"
+    " ELSE coalesce(started_at, 0) + coalesce(json_extract(intent, '$.valid_for'), 0) < ? END"
+    " ORDER BY created_at LIMIT ?"
+)
 
 _CONTENT = {
     kind: f"SELECT o.{kind}_id, c.id, length(c.sealed), {{}} FROM operations o"
@@ -369,6 +386,55 @@ class SqliteLedger:
             raise explain(error) from error
         self.gap, self._batches.gap = None, False
 
+    # Retention
+
+    async def prune(self, ended_before: float, limit: int) -> int:
+        rows = await self._apart(_PRUNABLE, (ended_before, ended_before, limit))
+        done = await self._each(rows, self._pruned)
+        pruned = [row for row, was in zip(rows, done, strict=True) if was]
+        contents = [number for row in pruned for number in row[_WIDTH:] if number is not None]
+        assert self._thread is not None
+        try:
+            # After the event: bytes that are gone before it would look like damage.
+            await self._thread.run(lambda db: _take(db, contents))
+        except FAULTS as error:
+            raise explain(error) from error
+        return len(pruned)
+
+    async def forget(self, ended_before: float, limit: int) -> int:
+        now = self._clock.time()
+        rows = await self._apart(_FORGETTABLE, (ended_before, ended_before, now, limit))
+        return sum(await self._each(rows, self._forgotten))
+
+    async def _each(
+        self, rows: Sequence[Any], act: Callable[[Operation], Awaitable[bool]]
+    ) -> list[bool]:
+        """Whether it was done, for each row; in as few batches as may be."""
+        return list(await asyncio.gather(*(self._if_whole(row, act) for row in rows)))
+
+    async def _if_whole(self, row: Any, act: Callable[[Operation], Awaitable[bool]]) -> bool:
+        try:
+            return await act(codec.decode(row[:_WIDTH]))
+        except Damaged as damage:
+            log.error("left as it is: %s", damage)
+        except Conflict:
+            pass  # something happened to it just now
+        return False
+
+    async def _pruned(self, operation: Operation) -> bool:
+        if operation.outcome is None or operation.outcome.kept:
+            event = Event(Kind.BODIES_PRUNED, self._clock.time(), {})
+            await self.commit(Change(evolve(operation, event), (event,)))
+        return True
+
+    async def _forgotten(self, operation: Operation) -> bool:
+        event = codec.encode_event(Event(Kind.KEY_FORGOTTEN, self._clock.time(), {}))
+        entry = Entry(
+            run=operation.run, key=operation.key, events=(event,), forgets=operation.revision
+        )
+        await self._open_group().submit(entry)
+        return True
+
     # Lists
 
     async def operations(self, query: Query) -> Sequence[Operation]:
@@ -569,6 +635,12 @@ def _conditions(query: Query) -> tuple[str, list[Any]]:
 def _stored(row: Sequence[Any]) -> StoredEvent:
     seq, run, key, kind, at, data, digest = row
     return StoredEvent(seq, run, key, codec.decode_event(kind, at, data), digest.hex())
+
+
+def _take(db: sqlite3.Connection, contents: Sequence[int]) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    db.executemany("UPDATE contents SET sealed = NULL WHERE id = ?", [(n,) for n in contents])
+    db.execute("COMMIT")
 
 
 def _head_at(db: sqlite3.Connection, seq: int) -> bytes | None:
