@@ -23,6 +23,7 @@ import structlog
 
 from proxy import __version__, log
 from proxy.callers import Callers
+from proxy.capacity import room_for
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.configload import Loaded
@@ -41,9 +42,11 @@ from proxy.ledger.seal import load_key
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
 from proxy.net.bundle import renew_bundle
+from proxy.net.connection import Waits
 from proxy.net.egress import Egress
 from proxy.net.exchange import Reply
 from proxy.net.frontend import FrontDoor
+from proxy.net.parsing import HeadLimits
 from proxy.net.tls import CERT_FILE, Authorities, CaError, CertificateAuthority, Certificates
 from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
@@ -193,6 +196,7 @@ class App:
         door = self._front_door(Callers(engine), authority, upstream, egress)
         await door.start(config.listen.host, config.listen.port)
         stack.push_async_callback(lambda: door.stop(self._drain()))
+        metrics.connections(lambda: door.room.open)
 
         started = Started(
             listen=Address(config.listen.host, door.port),
@@ -306,7 +310,7 @@ class App:
         upstream: Upstream,
         egress: Egress,
     ) -> FrontDoor:
-        config = self._config
+        config, limits = self._config, self._config.limits
         return FrontDoor(
             self._metrics.measuring(callers.handle, self._clock, _outcome),
             ca=authority,
@@ -316,9 +320,27 @@ class App:
             dial=upstream.tunnel,
             gateways=[(g.listen.host, g.listen.port, g.to) for g in config.gateway],
             own_names=config.control.hosts,
+            waits=Waits(
+                head=limits.head_wait,
+                piece=limits.body_idle,
+                body=limits.body_wait,
+                idle=limits.idle,
+                write=limits.answer_idle,
+            ),
+            head_limits=HeadLimits(limits.head, limits.head_fields),
+            connections=self._room(),
+            run_calls=limits.run_calls,
+            waiting_calls=limits.waiting_calls,
             on_tunnel=self._tunnelled,
             on_listening=egress.protect,
+            on_turned_away=self._metrics.turned_away,
         )
+
+    def _room(self) -> int:
+        possible, warning = room_for(self._config.limits.connections)
+        if warning is not None:
+            lines.warning(warning)
+        return possible
 
     def _knows_host(self, host: str, port: int) -> bool:
         return self._rules.knows_host(host, port)
@@ -422,7 +444,7 @@ async def _reload(app: App) -> None:
 
 def _outcome(reply: Reply) -> str:
     word = header(reply.headers, "Onceproxy-Outcome") or ""
-    unavailable = CODES["ledger-unavailable"].status  # no other refusal has this status
+    unavailable = CODES["ledger-unavailable"].status  # no other refusal from there has it
     return "ledger_error" if word == "refused" and reply.status == unavailable else word
 
 

@@ -94,6 +94,12 @@ def _size(value: object) -> int:
     return units.size(str(value))
 
 
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
+        raise ValueError("must be a whole number from 1 to 1000000")
+    return value
+
+
 def _secret(value: object) -> Secret:
     if isinstance(value, Secret):
         return value
@@ -187,6 +193,7 @@ Duration = Annotated[float, _Reads(_duration)]
 PositiveDuration = Annotated[float, _Reads(_positive_duration)]
 Retention = Annotated[float, _Reads(_retention)]
 Size = Annotated[int, _Reads(_size)]
+Count = Annotated[int, _Reads(_count)]
 Hidden = Annotated[Secret, _Reads(_secret)]
 HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
 PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
@@ -290,6 +297,16 @@ class LimitsConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     request_body: Size = 100_000_000  # larger ones of governed writes get 413
     kept_body: Size = 10_000_000  # larger answers are handed on and not kept for a replay
+    connections: Count = 512  # open at once; a caller beyond them gets 503
+    run_calls: Count = 64  # that one run has in hand at once; its others wait in order
+    waiting_calls: Count = 1000  # that wait for their run's turn; beyond them 503
+    head: Size = 64_000  # line and header fields of a request, bytes
+    head_fields: Count = 100
+    head_wait: PositiveDuration = 10.0  # from the first byte of a head to its end
+    body_idle: PositiveDuration = 30.0  # between two pieces of a request's body
+    body_wait: PositiveDuration = 300.0  # for the whole body of a governed write
+    idle: PositiveDuration = 300.0  # a connection between two requests
+    answer_idle: PositiveDuration = 60.0  # a caller that takes nothing of its answer
     drain: Duration = 30.0  # how long a stop waits for calls that are under way
 
 

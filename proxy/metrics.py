@@ -147,6 +147,15 @@ class Metrics:
             ["host_kind"],
             registry=r,
         )
+        self._connections = Gauge(
+            "onceproxy_connections", "Callers' connections that are open", registry=r
+        )
+        self._turned_away = Counter(
+            "onceproxy_turned_away",
+            "Callers told that there is no room for them, by the limit they met",
+            ["reason"],
+            registry=r,
+        )
         self._unprotected = Counter(
             "onceproxy_unprotected",
             "Writes passed on without protection, by why",
@@ -256,6 +265,13 @@ class Metrics:
         self._ledger_errors.inc()
 
     # What the wiring reports
+
+    def connections(self, count: Callable[[], int]) -> None:
+        self._connections.set_function(count)
+
+    def turned_away(self, reason: str) -> None:
+        """connections | run_calls | control"""
+        self._turned_away.labels(reason).inc()
 
     def reloaded(self, ok: bool, at: float) -> None:
         self._reload_ok.set(1 if ok else 0)

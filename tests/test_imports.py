@@ -17,10 +17,13 @@ PACKAGE = ROOT / "proxy"
 # faces that others see of theirs.
 BASE = frozenset({"core", "clock", "errors", "units", "failpoints"})
 LOADING = BASE | {"config", "configload", "options", "strictyaml", "rulefile"}
-FACES = frozenset({"ledger.base", "net.egress", "net.exchange", "net.problem", "metrics", "log"})
+FACES = frozenset(
+    {"ledger.base", "net.egress", "net.exchange", "net.listener", "net.problem", "metrics", "log"}
+)
 HELPERS = frozenset({"flights", "replies", "relay", "resolution", "outbound"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
+    "capacity": frozenset(),
     "helpers": frozenset(),  # run inside agents, where this package is not
     "clock": frozenset(),
     "errors": frozenset(),

@@ -13,9 +13,15 @@ from proxy.control import events, ledger, operations, probes, rules, runs
 from proxy.control.http import Route, guarded, host_middleware, problems_middleware
 from proxy.control.tokens import Holder, Tokens
 from proxy.metrics import Metrics
+from proxy.net.listener import Listener, Room, bind
 from proxy.service import OperationService
 
 SPARE_BYTES = 64_000  # of a resolving body, beside the answer it carries
+CONNECTIONS = 64  # of people, dashboards and probes; callers have their own
+NO_ROOM = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\n\r\n"
+)
 CLOSE_SECONDS = 2.0  # a request to this port is short; streams are told to end
 
 
@@ -53,6 +59,8 @@ class Control:
         self._runners: list[web.AppRunner] = []
         self.ports: list[int] = []  # that it listens on
         self.probe: Address | None = None  # where, once it does
+        self._listeners: list[Listener] = []
+        self._on_turned_away = lambda: metrics.turned_away("control")
 
     async def start(self, listen: Address, probe: Address | None = None) -> Address:
         """Listen; returns the address with the port that the system chose for 0. Raises OSError."""
@@ -63,6 +71,9 @@ class Control:
 
     async def stop(self) -> None:
         self._closing.set()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
@@ -71,9 +82,15 @@ class Control:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=CLOSE_SECONDS)
         await runner.setup()
         self._runners.append(runner)
-        await web.TCPSite(runner, address.host, address.port).start()
-        self.ports += [bound[1] for bound in runner.addresses]
-        return Address(address.host, runner.addresses[0][1])
+        assert runner.server is not None
+        room = Room(CONNECTIONS, on_refused=self._on_turned_away)
+        opened = [
+            Listener(sock, runner.server, room, NO_ROOM)
+            for sock in await bind(address.host, address.port)
+        ]
+        self._listeners += opened
+        self.ports += [listener.port for listener in opened]
+        return Address(address.host, opened[0].port)
 
 
 def _add(application: web.Application, routes: Sequence[Route], tokens: Tokens) -> None:

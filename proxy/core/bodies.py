@@ -20,6 +20,8 @@ from xml.etree import ElementTree
 from proxy.core.model import Body, Headers, header
 
 LOOK_INSIDE = 10 * 1024 * 1024  # bytes; a larger body is forwarded but no rule can look into it
+RATIO = 100  # times that a compressed body may grow; JSON grows 5 to 20 times
+ANY_RATIO = 1 << 20  # bytes for which the ratio does not matter
 NESTING = 32  # of names like a[b][c] in a form; more is an attack on whoever reads it
 
 
@@ -49,10 +51,11 @@ def _decoded(data: bytes, coding: str) -> bytes:
         raise BodyMissing(
             f"the body has the content coding {coding[:20]!r}, which is not read here"
         )
+    most = min(LOOK_INSIDE, max(ANY_RATIO, RATIO * len(data)))
     for window in windows:
         reader = zlib.decompressobj(window)
         try:
-            plain = reader.decompress(data, LOOK_INSIDE)
+            plain = reader.decompress(data, most)
         except zlib.error:
             continue
         if reader.unconsumed_tail:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 
-from proxy.core.credentials import Credentials, account_of, principal, split
+from proxy.core.credentials import Credentials, account_of, is_signed, principal, split
 from proxy.core.decide import Ask
 from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, content_digest
 from proxy.core.identity import encode_part
@@ -196,6 +196,8 @@ def name(
     endpoint = matched.endpoint if matched else unruled_endpoint(request)
     params = matched.params if matched else {}
     bare, credentials = split(request)
+    if credentials and endpoint.signed == "none" and is_signed(credentials):
+        endpoint = replace(endpoint, signed="headers")  # whatever the rule's author thought of
     own_key = _key_that_stays(request, endpoint)
     digest_key = policy.digest_key
     try:

@@ -172,6 +172,15 @@ def principal(credentials: Credentials) -> str | None:
     return "\n".join(f"{len(name)}:{len(value)}:{name}={value}" for name, value in who)
 
 
+def is_signed(credentials: Credentials) -> bool:
+    """Whether they are a signature of the request (AWS and its likes, RFC 9421, presigned URLs):
+    one that is changed is not accepted."""
+    return any(
+        "SignedHeaders=" in value or name.lower() == "signature-input"
+        for name, value in credentials.headers
+    ) or any(name in ("x-amz-signature", "x-goog-signature") for name, _ in credentials.query)
+
+
 def _split_path(pattern: re.Pattern[str], target: str) -> tuple[str, tuple[str, str] | None]:
     """The target with its secret segment masked by a digest, so that two of them stay two."""
     found = pattern.match(target)

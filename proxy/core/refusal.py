@@ -107,6 +107,12 @@ CODES: Mapping[str, Meaning] = {
         "It may have taken effect: do not repeat it and do not do it another way; "
         "an operator decides.",
     ),
+    "too-busy": Meaning(
+        503,
+        "The proxy has no room for this call now",
+        "Nothing was sent: repeat the same call later.",
+        retryable=True,
+    ),
     "ledger-unavailable": Meaning(
         503,
         "The ledger cannot write",

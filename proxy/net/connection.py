@@ -10,20 +10,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.net import parsing, problem
-from proxy.net.incoming import Incoming, Site
+from proxy.net.incoming import Incoming, Refused, Site
 from proxy.net.outgoing import whole
+from proxy.net.parsing import HeadLimits, head_size
 from proxy.net.pipe import StreamPipe
 
 log = logging.getLogger(__name__)
 
 AHEAD_LIMIT = 1 << 16  # bytes sent ahead of an answer before the caller has to wait
+SPARED_AFTER = 1.0  # seconds without a request after which a connection may have to make room
 LINGER = 5.0  # seconds to take in what a refused caller still sends, so that it reads the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a caller may take, seconds."""
+
+    head: float = 10.0  # from the first byte of a request to the end of its head
+    piece: float = 30.0  # between two pieces of a body
+    body: float = 300.0  # for a whole body that is needed before anything is sent
+    idle: float = 300.0  # between two requests
+    write: float = 60.0  # for taking some of an answer
 
 
 class Server:
@@ -33,16 +47,14 @@ class Server:
         self,
         handle: Callable[[Incoming], Awaitable[bool]],
         *,
-        idle_timeout: float,
-        body_timeout: float,
-        write_timeout: float,
+        waits: Waits,
+        limits: HeadLimits,
         spool_dir: Path | None,
     ) -> None:
         """``handle`` answers a request; False ends its connection."""
         self.handle = handle
-        self.idle_timeout = idle_timeout
-        self.body_timeout = body_timeout
-        self.write_timeout = write_timeout
+        self.waits = waits
+        self.limits = limits
         self.spool_dir = spool_dir
         self.connections: set[Connection] = set()
 
@@ -54,6 +66,16 @@ class Server:
         for connection in list(self.connections):
             if connection.task is None:
                 connection.transport.close()
+
+    def make_room(self) -> bool:
+        """Ends the connection that has waited longest for its caller to ask for something; False
+        if none has for long enough to be spared."""
+        waiting = [c for c in self.connections if c.task is None and not c.gone]
+        longest = min(waiting, key=lambda c: c.idle_since, default=None)
+        if longest is None or longest.idle_for() < SPARED_AFTER:
+            return False
+        longest.transport.abort()
+        return True
 
     def calls(self) -> list[asyncio.Task[None]]:
         """The tasks of running calls; a tunnel is none."""
@@ -87,14 +109,16 @@ class Connection(asyncio.Protocol):
         self.task: asyncio.Task[None] | None = None  # that answers the request in hand
         self.given = False  # to another protocol
         self._loop = asyncio.get_running_loop()
-        self._parser = parsing.parser(self, self._loop)
+        self._parser = parsing.parser(self, self._loop, server.limits)
         self._incoming: Incoming | None = None  # the request in hand
         self._ahead = b""  # what came after it
         self._deaf = False  # nothing that still comes is looked at
         self.full = False  # the request's body has to be read before more of it is taken
         self._reading = True
         self._writable: asyncio.Future[None] | None = None  # there while writing has to wait
-        self._idle_since = 0.0
+        self.idle_since = 0.0
+        self._head_size = 0  # bytes of a request whose head is not whole yet
+        self._half_closed = False  # the caller sends nothing more, and may still read
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
 
@@ -103,8 +127,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.server.connections.add(self)
-        self._idle_since = self._loop.time()
-        self._wake_up_at(self._idle_since + self.server.idle_timeout, self._check_idle)
+        self.idle_since = self._loop.time()
+        self._wake_up_at(self.idle_since + self.server.waits.idle, self._check_idle)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -114,6 +138,18 @@ class Connection(asyncio.Protocol):
         else:
             self._ahead += data
             self._balance()
+
+    def eof_received(self) -> bool:
+        """A caller may say that it sends no more and still wait for its answer; one that has left
+        looks the same. So a call in hand is answered, and counted as not delivered."""
+        incoming = self._incoming
+        if incoming is None or incoming.streaming is not None:
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False  # a TLS transport closes whatever is returned
+        self._half_closed = self._deaf = True
+        incoming.break_off()
+        return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.server.connections.discard(self)
@@ -158,6 +194,14 @@ class Connection(asyncio.Protocol):
         return self.transport.is_closing()
 
     @property
+    def listening(self) -> bool:
+        """Whether the caller is known to be there still."""
+        return not self._half_closed and not self.transport.is_closing()
+
+    def idle_for(self) -> float:
+        return self._loop.time() - self.idle_since
+
+    @property
     def writing_paused(self) -> bool:
         return self._writable is not None
 
@@ -165,7 +209,7 @@ class Connection(asyncio.Protocol):
         """Returns when more may be written. Raises ConnectionError if the caller is gone,
         TimeoutError if it takes nothing."""
         if self._writable is not None:
-            async with asyncio.timeout(self.server.write_timeout):
+            async with asyncio.timeout(self.server.waits.write):
                 await self._writable
         if self.gone:
             raise ConnectionResetError("the caller is gone")
@@ -191,6 +235,8 @@ class Connection(asyncio.Protocol):
         self._balance()
         pipe = StreamPipe()
         pipe.take(self.transport, early)
+        if self._half_closed:
+            pipe.eof_received()
         return pipe
 
     # Requests
@@ -201,7 +247,15 @@ class Connection(asyncio.Protocol):
         except HttpProcessingError as error:
             self._misread(error)
             return
+        if not messages:
+            if self._incoming is None and (data if self._head_size else data.strip(b"\r\n")):
+                self._wait_for_head(len(data))
+            return
+        size, self._head_size = self._head_size + len(data), 0
         for message, payload in messages:  # at most one
+            if size > self.server.limits.head and head_size(message) > self.server.limits.head:
+                self._refuse(parsing.too_long(self.server.limits))
+                return
             self._incoming = Incoming(message, payload, self)
             self.task = self._loop.create_task(self._serve(self._incoming))
 
@@ -210,8 +264,19 @@ class Connection(asyncio.Protocol):
             self._deaf = True
             self._incoming.break_off()
         else:
-            self.transport.write(whole(problem.reply(parsing.refused(error).refusal)))
-            self._part(linger=True)
+            self._refuse(parsing.refused(error, self.server.limits))
+
+    def _refuse(self, refused: Refused) -> None:
+        self.transport.write(whole(problem.reply(refused.refusal)))
+        self._part(linger=True)
+
+    def _wait_for_head(self, size: int) -> None:
+        first = not self._head_size
+        self._head_size += size
+        if self._head_size > self.server.limits.head:
+            self._refuse(parsing.too_long(self.server.limits))
+        elif first:
+            self._wake_up_at(self._loop.time() + self.server.waits.head, self._check_head)
 
     async def _serve(self, incoming: Incoming) -> None:
         goes_on = False
@@ -232,7 +297,10 @@ class Connection(asyncio.Protocol):
     def _go_on(self, incoming: Incoming) -> None:
         if self.gone:
             return
-        self._idle_since = self._loop.time()
+        if self._half_closed:
+            self._end()
+            return
+        self.idle_since = self._loop.time()
         self._feed(self._take_ahead(incoming))
         self._balance()
 
@@ -254,7 +322,7 @@ class Connection(asyncio.Protocol):
         self._ahead = b""
         if self.gone:
             return
-        if linger and self.transport.can_write_eof():
+        if linger and not self._half_closed and self.transport.can_write_eof():
             self.transport.write_eof()
             self.full = False
             self._balance()
@@ -264,17 +332,23 @@ class Connection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         """Runs seldom, whatever goes on: a timer for each request would cost more than this."""
-        now, limit = self._loop.time(), self.server.idle_timeout
-        due = self._idle_since + limit if self._incoming is None else now + limit
+        now, limit = self._loop.time(), self.server.waits.idle
+        due = self.idle_since + limit if self._incoming is None else now + limit
         if due > now:
             self._wake_up_at(due, self._check_idle)
         else:
             self._end()
 
+    def _check_head(self) -> None:
+        if self._head_size:
+            self._refuse(Refused("the head of the request did not come in time", 408))
+        else:
+            self._check_idle()
+
     def _end(self) -> None:
         self.transport.close()
         # It may not even take its last answer.
-        self._wake_up_at(self._loop.time() + self.server.write_timeout, self.transport.abort)
+        self._wake_up_at(self._loop.time() + self.server.waits.write, self.transport.abort)
 
     def _wake_up_at(self, due: float, action: Callable[[], None]) -> None:
         if self._timer is not None:

@@ -61,6 +61,10 @@ _INNER = tuple(
 )
 
 
+MAIL_PORTS = frozenset({25, 465, 587, 2525})
+"""An open way to mail servers is what every spammer looks for, and mail is no API."""
+
+
 class EgressDenied(OSError):
     """Raised by the resolver. An OSError, because that is what the connector expects of one."""
 
@@ -132,6 +136,8 @@ class Egress:
         allowed, denied = self._weights(host, ip, port)
         if denied is not None:
             return self._denied(denied, host, port)
+        if port in MAIL_PORTS and not self._opens_port(host, ip, port):
+            return self._closed("mail servers'", host, port)
         kind = _kind(ip)
         if kind is None or allowed or (kind in _OPENABLE and self._named(host, port)):
             return None
@@ -163,7 +169,13 @@ class Egress:
             return self._denied(denied, host, port)
         if local and not allowed and not self._named(host, port):
             return self._closed("loopback", host, port)
+        if port in MAIL_PORTS and not self._opens_port(host, None, port):
+            return self._closed("mail servers'", host, port)
         return None
+
+    def _opens_port(self, host: str, ip: Address | None, port: int) -> bool:
+        exact = any(line.port == port and line.weight(host, ip, port) for line in self._allow)
+        return exact or self._named(host, port)
 
     def _weights(self, host: str, ip: Address | None, port: int) -> tuple[int, Line | None]:
         """How exactly a line allows it, and the line that denies it."""

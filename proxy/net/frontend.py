@@ -15,20 +15,26 @@ from typing import cast
 from proxy.core.model import Body, NotSent
 from proxy.core.refusal import Refusal
 from proxy.net import parsing, problem
-from proxy.net.connection import Server
+from proxy.net.connection import Server, Waits
 from proxy.net.exchange import Handle, Pipe, Reply
 from proxy.net.headers import wire
 from proxy.net.incoming import Incoming, Refused, Site
-from proxy.net.outgoing import write
+from proxy.net.listener import Listener, Room, bind
+from proxy.net.outgoing import whole, write
+from proxy.net.parsing import HeadLimits
 from proxy.net.pipe import relay
 from proxy.net.reception import Reception
+from proxy.net.shares import Shares
 from proxy.net.sites import FixedSite, ProxySite, TunnelSite
 from proxy.net.tls import Certificates
 from proxy.net.tunnel import Tunnels
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1024
+WAITS, HEAD_LIMITS = Waits(), HeadLimits()
+NO_ROOM = whole(
+    problem.reply(Refusal("too-busy", "Too many connections are open (limits.connections)."))
+)
 
 
 class FrontDoor:
@@ -47,20 +53,24 @@ class FrontDoor:
         own_names: Sequence[str] = (),
         run_tokens: bool = False,
         pseudonym: str | None = "onceproxy",
-        idle_timeout: float = 300.0,
-        body_timeout: float = 30.0,
-        write_timeout: float = 60.0,
+        waits: Waits = WAITS,
+        head_limits: HeadLimits = HEAD_LIMITS,
+        connections: int = 512,
+        run_calls: int = 64,
+        waiting_calls: int = 1000,
         spool_dir: Path | None = None,
         on_tunnel: Callable[[str, str], None] = lambda host, reason: None,
         on_listening: Callable[[int], None] = lambda port: None,
+        on_turned_away: Callable[[str], None] = lambda why: None,
     ) -> None:
         """``engine_handle`` gets each call. ``ca`` and ``intercept`` (all | rules | none) say which
         TLS is opened; ``tunnel_hosts`` (``name``, ``*.name``) never is. ``dial`` connects blind
         tunnels (``Upstream.tunnel``) on behalf of a run. ``gateways`` are (host, port, address to
-        send to); ``own_names`` are further names under which callers reach them. Time-outs are
-        seconds: of a connection without a request, between two pieces of a request's body, and for
-        a caller that takes nothing of its answer. ``on_tunnel`` gets (host, reason) of each blind
-        tunnel, ``on_listening`` each port before its first call is read.
+        send to); ``own_names`` are further names under which callers reach them. ``connections``
+        may be open at once, ``run_calls`` of one run be in hand, and ``waiting_calls`` of all runs
+        wait for that. ``on_tunnel`` gets (host, reason) of each blind tunnel, ``on_listening`` each
+        port before its first call is read, ``on_turned_away`` which of the two limits (connections
+        | run_calls) a caller met.
 
         Raises BadTarget for a gateway's address, ValueError for ``intercept``.
         """
@@ -84,12 +94,18 @@ class FrontDoor:
         ]
         self._server = Server(
             self._handle,
-            idle_timeout=idle_timeout,
-            body_timeout=body_timeout,
-            write_timeout=write_timeout,
+            waits=waits,
+            limits=head_limits,
             spool_dir=spool_dir,
         )
-        self._listeners: list[asyncio.Server] = []
+        self._on_turned_away = on_turned_away
+        self._shares = Shares(run_calls, waiting_calls)
+        self.room = Room(
+            connections,
+            make_room=self._server.make_room,
+            on_refused=lambda: on_turned_away("connections"),
+        )
+        self._listeners: list[Listener] = []
         self._stopping = False
         self.port = 0  # of the main listener, once it is started
         self.gateway_ports: list[int] = []
@@ -127,24 +143,38 @@ class FrontDoor:
         return {*self._own_names, host.lower()} - {"0.0.0.0", "::", ""}
 
     async def _listen(self, host: str, port: int, site: Site) -> int:
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: self._server.make(site), host, port, backlog=BACKLOG
-        )
-        self._listeners.append(listener)
-        ports: list[int] = [sock.getsockname()[1] for sock in listener.sockets]
-        for bound in ports:
-            self._on_listening(bound)
-        return ports[0]
+        opened = [
+            Listener(sock, lambda: self._server.make(site), self.room, NO_ROOM)
+            for sock in await bind(host, port)
+        ]
+        self._listeners += opened
+        for listener in opened:
+            self._on_listening(listener.port)
+        return opened[0].port
 
     async def _handle(self, incoming: Incoming) -> bool:
         """Answers one request; True if its connection goes on."""
-        message = incoming.message
+        run: list[str] = []
+        try:
+            return await self._answer(incoming, run)
+        finally:
+            for taken in run:
+                self._shares.leave(taken)
+
+    async def _answer(self, incoming: Incoming, run: list[str]) -> bool:
+        """``run`` gets the run whose place is taken."""
         upgrade = ""
+        message = incoming.message
         try:
             if message.method == "CONNECT":
                 return await self._connect(incoming)
             arrival = self._reception.arrival(incoming)
             upgrade = arrival.upgrade
+            who = arrival.identity.run if arrival.identity is not None else None
+            if who is not None:
+                if not self._shares.take(who):
+                    await self._wait_for_place(incoming, who)
+                run.append(who)
             reply = await self._engine(arrival)
         except Refused as refused:
             return await write(incoming, problem.reply(refused.refusal), close=True)
@@ -156,6 +186,15 @@ class FrontDoor:
             return await _switch(incoming, reply, upgrade)
         close = message.should_close or incoming.body_pending or self._stopping
         return await write(incoming, reply, close=close)
+
+    async def _wait_for_place(self, incoming: Incoming, run: str) -> None:
+        """Raises Refused."""
+        if not await self._shares.wait(run):
+            self._on_turned_away("run_calls")
+            raise Refused("too many calls wait for a place (limits.run_calls)", 503, "too-busy")
+        if incoming.gone:
+            self._shares.leave(run)
+            raise Refused("the caller left before its call was begun")
 
     async def _connect(self, incoming: Incoming) -> bool:
         """Raises Refused."""

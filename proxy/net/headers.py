@@ -41,6 +41,8 @@ NOT_FORWARDED = HOP_BY_HOP | {
 
 NOT_RETURNED = HOP_BY_HOP | {"content-length"}
 
+OURS = "onceproxy-"
+
 PROTECTED = frozenset(
     {
         "host",
@@ -88,7 +90,8 @@ class Names(dict[bytes, tuple[str, str, bool]]):
     """Spellings of field names met so far, decoded and classified once: (as spelled, lower case,
     whether it is dropped).
 
-    The same few dozen spellings come again with every call; the table is bounded because a caller
+    Names of our own fields are dropped in both directions: nobody else may say what they say. The
+    same few dozen spellings come again with every call; the table is bounded because a caller
     chooses them.
     """
 
@@ -100,9 +103,9 @@ class Names(dict[bytes, tuple[str, str, bool]]):
     def __missing__(self, raw: bytes) -> tuple[str, str, bool]:
         if len(self) >= self.LIMIT:
             self.clear()
-        name = text(raw)
+        name = text(raw).rstrip(" \t")  # RFC 9112 5.1: answers only, requests are refused
         lower = name.lower()
-        known = self[raw] = (name, lower, lower in self._dropped)
+        known = self[raw] = (name, lower, lower in self._dropped or lower.startswith(OURS))
         return known
 
 

@@ -57,7 +57,7 @@ class Incoming:
 
     @property
     def gone(self) -> bool:
-        return self.connection.gone
+        return not self.connection.listening
 
     @property
     def body_pending(self) -> bool:
@@ -73,15 +73,19 @@ class Incoming:
                 return EMPTY
             return Body.of(arrived(payload, self.connection.full))
         collector = Collector(self.connection.server.spool_dir)
-        async for piece in self.stream():
-            if collector.size + len(piece) > limit:
-                raise TooLarge
-            collector.add(piece)
+        try:
+            async with asyncio.timeout(self.connection.server.waits.body):
+                async for piece in self.stream():
+                    if collector.size + len(piece) > limit:
+                        raise TooLarge
+                    collector.add(piece)
+        except TimeoutError:
+            raise Incomplete("the caller's body took too long") from None
         return collector.finish()
 
     async def stream(self) -> AsyncIterator[bytes]:
         self._proceed()
-        payload, patience = self.payload, self.connection.server.body_timeout
+        payload, patience = self.payload, self.connection.server.waits.piece
         while True:
             try:
                 async with asyncio.timeout(None if payload.is_eof() else patience):

@@ -59,7 +59,7 @@ async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
             transport.write(head if silent else head + (body.data or b""))
             if connection.writing_paused:
                 await connection.drain()
-            delivered = not transport.is_closing()
+            delivered = True
         else:
             transport.write(head)
             for piece in pieces(body):
@@ -69,7 +69,7 @@ async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
     except (ConnectionError, TimeoutError):
         transport.abort()
     finally:
-        reply.delivered(delivered)
+        reply.delivered(delivered and connection.listening)
     return delivered and not close
 
 

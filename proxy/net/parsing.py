@@ -7,6 +7,7 @@ on how it works is here and in ``connection``.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import aiohttp.http_parser
@@ -16,14 +17,23 @@ from aiohttp.streams import StreamReader
 
 from proxy.net.incoming import Refused
 
-LINE_LIMIT = 1 << 16  # bytes of the request line: presigned addresses are long
-FIELD_LIMIT = LINE_LIMIT - 1
-"""Bytes of one header field. Not the same number, because the parser's error names only the
-limit."""
-FIELD_COUNT = 256
 BODY_BUFFER = 1 << 17
 """Bytes of a body held for a reader that is not there yet; at twice as many the caller has to
 wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """Of a request's line and fields together, in bytes, and of the fields, in number."""
+
+    head: int = 1 << 16  # presigned addresses and cookies are long
+    fields: int = 100
+
+    @property
+    def field(self) -> int:
+        """Bytes of one field. Not those of the line, because the parser's error names only the
+        limit."""
+        return self.head - 1
 
 
 class ParserMissing(RuntimeError):
@@ -54,7 +64,7 @@ def check() -> None:
         )
 
 
-def parser(protocol: object, loop: asyncio.AbstractEventLoop) -> Parser:
+def parser(protocol: object, loop: asyncio.AbstractEventLoop, limits: HeadLimits) -> Parser:
     """One that stops after each request until it is fed again. ``protocol`` is what the bodies'
     readers tell when they have enough (``pause_reading``, ``resume_reading``, ``connected``)."""
     make = cast(Any, aiohttp.http_parser.HttpRequestParser)
@@ -64,23 +74,33 @@ def parser(protocol: object, loop: asyncio.AbstractEventLoop) -> Parser:
             protocol,
             loop,
             BODY_BUFFER,
-            max_line_size=LINE_LIMIT,
-            max_field_size=FIELD_LIMIT,
-            max_headers=FIELD_COUNT,
+            max_line_size=limits.head,
+            max_field_size=limits.field,
+            max_headers=limits.fields,
             auto_decompress=False,
             max_msg_queue_size=1,
         ),
     )
 
 
-def refused(error: HttpProcessingError) -> Refused:
+def head_size(message: RawRequestMessage) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+    return len(message.method) + len(message.path) + 12 + fields
+
+
+def too_long(limits: HeadLimits) -> Refused:
+    return Refused(f"line and header fields are longer than {limits.head} bytes (limits.head)", 431)
+
+
+def refused(error: HttpProcessingError, limits: HeadLimits) -> Refused:
     """The answer to what could not be read; never with a word of what was sent."""
     if isinstance(error, LineTooLong):
-        if str(FIELD_LIMIT) in str(error):
-            return Refused(f"a header field is longer than {FIELD_LIMIT} bytes", 431)
-        return Refused(f"the request line is longer than {LINE_LIMIT} bytes", 414)
+        if str(limits.field) in str(error):
+            return Refused(f"a header field is longer than {limits.field} bytes (limits.head)", 431)
+        return Refused(f"the request line is longer than {limits.head} bytes (limits.head)", 414)
     if isinstance(error, BadHttpMethod):
         return Refused("this is no HTTP request, or its method is not known")
     if "Too many headers" in str(error):
-        return Refused(f"the request has more than {FIELD_COUNT} header fields", 431)
+        detail = f"the request has more than {limits.fields} header fields (limits.head_fields)"
+        return Refused(detail, 431)
     return Refused("the request is malformed")

@@ -7,12 +7,15 @@ ends by itself, so that a side that has finished sending can still receive.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from proxy.net.exchange import Pipe
 
+KEEP_ALIVE = 60  # seconds of silence after which the system asks whether the peer is still there
 HIGH_WATER = 1 << 18
 """Bytes held for a side that does not read before its peer is told to stop sending."""
 
@@ -43,6 +46,7 @@ class StreamPipe(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        _watch(self._transport)
         if self._held > HIGH_WATER:
             self._pause()
 
@@ -152,6 +156,20 @@ class StreamPipe(asyncio.Protocol):
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _watch(transport: asyncio.Transport) -> None:
+    """A peer that is gone without a word is found out by the system: tunnels have no time-outs,
+    because what runs in them may be silent for as long as it likes."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE // 4)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 async def relay(one: Pipe, other: Pipe) -> None:

@@ -7,6 +7,7 @@ written down: framing, versions, targets, fields that ``Connection`` must not na
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 
@@ -39,6 +40,8 @@ from proxy.net.target import BadTarget, Place
 
 _OURS = IDENTITY_HEADERS | {"baggage"}
 _CONNECTION_WORDS = HOP_BY_HOP | {"close"}
+# What a caller may have signed although it cannot go on as it is.
+_SIGNABLE = (HOP_BY_HOP | {"expect"}) - {"proxy-authorization", "proxy-connection"}
 _names = Names(NOT_FORWARDED | _OURS)
 
 
@@ -59,8 +62,9 @@ class Reception:
             if found["expect"].lower() != "100-continue":
                 raise Refused("only the expectation 100-continue is understood", 417)
             incoming.expects = True
-        if "connection" in found:
-            passing = _without_nominated(passing, found["connection"])
+        taken_out = _SIGNABLE & found.keys()
+        if taken_out:
+            passing = _without_nominated(passing, found.get("connection", ""), taken_out)
         if self._loop_mark is not None:
             self._check_loop(passing)
         try:
@@ -176,12 +180,21 @@ def _length(message: RawRequestMessage, found: dict[str, str]) -> int | None:
     return int(length)
 
 
-def _without_nominated(fields: list[tuple[str, str]], connection: str) -> list[tuple[str, str]]:
-    """The fields that ``Connection`` does not make hop-by-hop. Raises Refused."""
+def _without_nominated(
+    fields: list[tuple[str, str]], connection: str, taken_out: AbstractSet[str]
+) -> list[tuple[str, str]]:
+    """The fields that ``Connection`` does not make hop-by-hop. Raises Refused, also where the
+    caller has signed what does not go on: the service would not accept the rest."""
+    signed = signed_names(header(fields, "authorization"))
+    for name in sorted(signed & taken_out):
+        raise Refused(
+            f"the signature covers {name}, which belongs to one connection and is not passed on: "
+            "have it left out of the signed headers"
+        )
     nominated = frozenset(tokens(connection)) - _CONNECTION_WORDS
     if not nominated:
         return fields
-    if any(is_protected(name) for name in nominated):
+    if any(is_protected(name) or name in signed for name in nominated):
         raise Refused("Connection names a field that belongs to the whole way of a request")
     return [pair for pair in fields if pair[0].lower() not in nominated]
 

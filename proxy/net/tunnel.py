@@ -17,6 +17,7 @@ from proxy.core.identity import BadIdentity, Sources, identify, run_of
 from proxy.core.model import Denied, NotSent
 from proxy.net import handoff
 from proxy.net.clienthello import HELLO_LIMIT, BadHello, First, Hello, first, hello
+from proxy.net.egress import MAIL_PORTS
 from proxy.net.exchange import Pipe
 from proxy.net.incoming import Incoming, Refused
 from proxy.net.pipe import StreamPipe, relay
@@ -100,6 +101,8 @@ class Tunnels:
         for name in self._left_alone:
             if host == name or (name.startswith("*.") and host.endswith(name[1:])):
                 return "configured"
+        if port in MAIL_PORTS:
+            return "not-http"  # no call will come in it, so a refusal has to be said before it
         if (host, port) in self._distrusted and not self._knows_host(host, port):
             return "ca-not-trusted"
         return None

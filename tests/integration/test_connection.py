@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.core.model import Body
+from proxy.net.connection import Waits
 from proxy.net.exchange import Arrival, Reply
 from tests.fakes.door import Echo, open_door
 from tests.fakes.rawclient import RawClient
@@ -147,7 +148,7 @@ async def test_what_follows_a_declined_upgrade_in_one_segment_is_served(token: b
 @pytest.mark.parametrize("apart", [True, False])
 async def test_a_malformed_chunk_is_told_at_once(apart: bool) -> None:
     echo = Echo()
-    async with open_door(echo, body_timeout=60.0) as door, RawClient(door.port) as client:
+    async with open_door(echo, waits=Waits(piece=60.0)) as door, RawClient(door.port) as client:
         head = b"POST http://a.test/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         await client.send(head + b"2\r\nab" + (b"" if apart else b"XX"))
         if apart:
@@ -181,7 +182,7 @@ async def test_a_long_call_outlives_the_idle_time_and_the_connection_goes_on() -
         await asyncio.sleep(0.3)
         return Reply(200, "", (), Body.of(b"x"))
 
-    async with open_door(slow, idle_timeout=0.1) as door, RawClient(door.port) as client:
+    async with open_door(slow, waits=Waits(idle=0.1)) as door, RawClient(door.port) as client:
         for _ in range(2):
             assert (await client.ask(GET % 1)).body == b"x"
         assert await client.closed() == b""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from proxy.core.model import Body
+from proxy.net.connection import Waits
 from proxy.net.exchange import Arrival, Reply
 from proxy.net.frontend import FrontDoor
-from proxy.net.parsing import FIELD_LIMIT
+from proxy.net.parsing import HeadLimits
 from tests.fakes.door import Echo, open_door, open_passing_door
 from tests.fakes.rawclient import Got, RawClient
 from tests.fakes.rawserver import Connection, RawServer, Received, answering
@@ -27,7 +28,7 @@ def echo() -> Echo:
 
 @pytest.fixture
 async def door(echo: Echo, tmp_path: Path) -> AsyncIterator[FrontDoor]:
-    async with open_door(echo, body_timeout=0.3, spool_dir=tmp_path) as door:
+    async with open_door(echo, waits=Waits(piece=0.3), spool_dir=tmp_path) as door:
         yield door
 
 
@@ -153,7 +154,7 @@ HEAD = "POST http://a.test/x HTTP/1.1\r\nHost: a.test\r\n"
         (HEAD + "Expect: wonders\r\n\r\n", 417),
         (HEAD + "Via: 1.0 other, 1.1 onceproxy\r\n\r\n", 508),
         ("GET http://a.test/" + "x" * 70_000 + " HTTP/1.1\r\nHost: a\r\n\r\n", 414),
-        (HEAD + "X-A: x" + "x" * FIELD_LIMIT + "\r\n\r\n", 431),
+        (HEAD + "X-A: x" + "x" * HeadLimits().field + "\r\n\r\n", 431),
         (HEAD + "X-A: 1\r\n" * 300 + "\r\n", 431),
     ],
 )
@@ -559,7 +560,7 @@ async def test_a_caller_that_does_not_read_is_cut_off() -> None:
     async def handle(arrival: Arrival) -> Reply:
         return Reply(200, "", (), endless(), delivered=lambda whole: told.set())
 
-    async with open_door(handle, write_timeout=0.1) as door, RawClient(door.port) as client:
+    async with open_door(handle, waits=Waits(write=0.1)) as door, RawClient(door.port) as client:
         client.writer.transport.pause_reading()
         await client.send("GET http://a.test/ HTTP/1.1\r\nHost: a\r\n\r\n")
         await told.wait()
@@ -597,8 +598,7 @@ async def test_a_connection_ends_when_its_caller_says_so(
 
 
 async def test_a_silent_connection_is_closed() -> None:
-    async with open_door(Echo(), idle_timeout=0.05) as door, RawClient(door.port) as client:
-        await client.send("GET http://a.test/ HT")
+    async with open_door(Echo(), waits=Waits(idle=0.05)) as door, RawClient(door.port) as client:
         assert await client.closed() == b""
 
 
