@@ -38,6 +38,7 @@ from proxy.core.rules import Auth
 from proxy.engine import Engine, Settings
 from proxy.errors import ServiceError
 from proxy.failpoints import Failpoints
+from proxy.ledger.base import Ledger
 from proxy.ledger.seal import load_key
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
@@ -55,6 +56,7 @@ from proxy.rulefile import RuleErrors, load
 from proxy.service import OperationService
 
 SETTLE_SECONDS = 2.0  # between two rounds of background settling; each rule has its own patience
+TRY_AGAIN_SECONDS = 1.0  # between two small writes to a ledger that failed
 
 lines = structlog.get_logger(component="app")
 
@@ -171,6 +173,7 @@ class App:
         self._background(stack, "settling", lambda: self._keep_settling(recovery))
         retention = _retention(config)
         self._background(stack, "retention", lambda: self._keep_pruning(ledger, retention))
+        self._background(stack, "writing", lambda: self._keep_writing(ledger))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
         control = Control(
@@ -184,7 +187,7 @@ class App:
             ),
             metrics=metrics,
             tokens=tokens,
-            not_ready=lambda: self._not_ready,
+            not_ready=lambda: self._not_ready or ledger.trouble,
             hosts=(*config.control.hosts, config.control.listen.host),
             body_max=config.limits.kept_body,
         )
@@ -349,6 +352,12 @@ class App:
         kind = "ruled" if self._knows_host(host, 443) else "unruled"
         self._metrics.tunnel(kind)
         lines.info("seen, not protected", host=host, reason=reason)
+
+    async def _keep_writing(self, ledger: Ledger) -> None:
+        """A ledger that could not write is not ready, so that it may get no call to try with."""
+        while True:
+            await self._clock.sleep(TRY_AGAIN_SECONDS)
+            await ledger.try_again()
 
     async def _keep_settling(self, recovery: Recovery) -> None:
         while True:

@@ -143,6 +143,16 @@ class Ledger(Protocol):
         """Why ``open`` found this not to be the ledger that ran here before; one sentence each."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last write failed; None while writes succeed."""
+        ...
+
+    async def try_again(self) -> None:
+        """In trouble, write something small: without calls nothing else would tell that the disk
+        is well again. Never raises LedgerError."""
+        ...
+
     async def open(self) -> None:
         """Lock, migrate, verify the key. Raises Locked, WrongKey, LedgerError."""
         ...

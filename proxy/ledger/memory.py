@@ -48,6 +48,12 @@ class MemoryLedger:
     async def close_gap(self) -> None:
         self.gap = None
 
+    @property
+    def trouble(self) -> str | None:
+        return None
+
+    async def try_again(self) -> None: ...
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -149,6 +149,7 @@ class SqliteLedger:
     ) -> None:
         self.path = path
         self.generation = ""
+        self.trouble: str | None = None
         self.alarms: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
         self.gap: Gap | None = None
@@ -373,6 +374,16 @@ class SqliteLedger:
     async def flush(self) -> None:
         await self._open_group().submit(Entry())
 
+    async def try_again(self) -> None:
+        if self.trouble is None or self._thread is None:
+            return
+        try:
+            await self._thread.run(lambda db: _remember(db, written=self._clock.time()))
+        except FAULTS as error:
+            self.trouble = str(explain(error))
+        else:
+            self.trouble = None
+
     def stats(self) -> Stats:
         return self._group.stats() if self._group is not None else Stats()
 
@@ -508,9 +519,12 @@ class SqliteLedger:
             await thread.run(lambda db: batches.write(db, batch))
         except BaseException as error:
             batches.forget()
-            if isinstance(error, FAULTS):
-                raise explain(error) from error
-            raise
+            told = explain(error) if isinstance(error, FAULTS) else error
+            self.trouble = str(told)
+            if told is error:
+                raise
+            raise told from error
+        self.trouble = None
 
     def _settled(self, batch: Sequence[Entry]) -> None:
         for entry in batch:
@@ -660,9 +674,15 @@ def _when(copied: bytes) -> str:
 
 def _remember(db: sqlite3.Connection, *, forget: str = "", **values: Any) -> None:
     db.execute("BEGIN IMMEDIATE")
-    db.execute("DELETE FROM meta WHERE name = ?", (forget,))
-    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
-    db.execute("COMMIT")
+    try:
+        db.execute("DELETE FROM meta WHERE name = ?", (forget,))
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+        raise
 
 
 def _cannot_open(path: Path, error: Exception) -> LedgerError:
