@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from proxy.core.call import UNRULED, Governable, Governed, Passing, name, stricter, triage
-from proxy.core.decide import Answer, Refuse, bind, decide
+from proxy.core.decide import Answer, Refuse, bind, decide, notes_wording
 from proxy.core.identity import run_of
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
@@ -112,7 +112,13 @@ class Callers:
                 # What another run does is not this one's to know.
                 named = replace(named, operation=None, state=None, external_id=None)
             return self._replies.refuse(named, call.endpoint)
-        return await self._end_of(self._bind(call, newest))
+        bound = self._bind(call, newest)
+        if newest is not None and _worded_anew(call, newest):
+            history = await self._ledger.history(newest.key)
+            if any(notes_wording(entry.event, call.fingerprint) for entry in history):
+                bound.ask = replace(bound.ask, accepted=True)
+            bound.seen = None  # it may have moved on meanwhile
+        return await self._end_of(bound)
 
     async def _observe(
         self,
@@ -132,12 +138,14 @@ class Callers:
         flight = None
         while (twin := self._engine.flight(bound.base)) is not None:
             flight, bound.seen = twin, None
-            if flight.epoch == bound.ask.epoch:
+            if flight.epoch == bound.ask.epoch and flight.fingerprint != bound.ask.fingerprint:
                 bound.ask = replace(bound.ask, joined=True)
             if not await self._twin_done(flight, bound):
                 return self._replies.impatient(bound)
             if flight.error is not None:
                 return self._broken(bound, flight.error, flight)
+            if flight.fingerprint == bound.ask.fingerprint and _answered_anew(flight):
+                bound.ask = replace(bound.ask, accepted=True)
         decision = self._at_rest(bound)
         if decision is not None:
             answer = None
@@ -302,6 +310,16 @@ class Callers:
             length=opened.length,
             delivered=lambda whole: None if whole else opened.close(),
         )
+
+
+def _worded_anew(call: Governed, newest: Operation) -> bool:
+    intent = newest.intent
+    same = intent.fingerprint == call.fingerprint
+    return not same and intent.core_fingerprint == call.core_fingerprint
+
+
+def _answered_anew(flight: Flight) -> bool:
+    return isinstance(flight.decision, Answer) and flight.decision.drifted
 
 
 def _honoured(newest: Operation | Refusal | None) -> bool:

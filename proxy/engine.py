@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from proxy.clock import Clock
-from proxy.core import settle
+from proxy.core import jsonrpc, settle
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
 from proxy.core.credentials import NONE, MissingCredential
@@ -184,7 +184,7 @@ class Engine:
         flight = Flight(bound.base)
         self._flights[bound.base] = flight
         if bound.call is not None:
-            flight.expect_caller(bound.ask.epoch)
+            flight.expect_caller(bound.ask.epoch, bound.ask.fingerprint)
             flight.claims = claims(bound.call)
             for claim in flight.claims:
                 self._claims[claim] = Claimed(bound.base, bound.call.named_by_caller)
@@ -252,6 +252,8 @@ class Engine:
         self, flight: Flight, bound: Bound, snapshot: Snapshot, forward: Forward
     ) -> Operation:
         operation, request, new = await self._to_send(bound, snapshot)
+        if not new and flight.relay is not None and jsonrpc.speaks(bound.endpoint):
+            flight.relay.close()  # its answer has the first caller's id: it is awaited and changed
         outgoing = self._authorised(bound, request)
         await self._failpoints.reach("before_intent", operation.key)
         operation = await self._intend(bound, operation, forward, request if new else None)
@@ -425,8 +427,25 @@ class Engine:
         assert operation is not None
         assert lookup is not None
         began = self.clock.monotonic()
-        ask = self._ask(bound)
         verdict = await self._look(bound, operation, lookup)
+        while not await self._learn(flight, bound, snapshot, operation, verdict, began):
+            # A person has spoken meanwhile. What was seen to be there is there all the same.
+            operation = self.ledger.get(operation.key) or operation
+            if operation.state is State.SUCCEEDED or not _there(verdict):
+                return
+
+    async def _learn(
+        self,
+        flight: Flight,
+        bound: Bound,
+        snapshot: Snapshot,
+        operation: Operation,
+        verdict: LookupVerdict,
+        began: float,
+    ) -> bool:
+        """Make durable what a lookup taught; False where the operation has moved on."""
+        lookup, ask = bound.lookup, self._ask(bound)
+        assert lookup is not None
         learned = settle.lookup_ended(
             lookup,
             verdict,
@@ -439,19 +458,29 @@ class Engine:
         )
         self._sights.looked(operation.key, began, ask.credential, counts=learned.counts)
         self.metrics.reconciled(operation.service, _RESULT[learned.events[0].kind])
-        after = evolve_all(operation, learned.events)
+        events = learned.events
+        if operation.state is not State.UNKNOWN and events[0].kind is not Kind.EFFECT_FOUND:
+            return True
+        if operation.state is State.FAILED:
+            data = {"external_id": events[0].data.get("external_id"), "said": "abandoned"}
+            events = (*events, Event(Kind.EFFECT_CONFLICT, self._now(operation), data))
+        after = evolve_all(operation, events)
         answer = verdict.answer if isinstance(verdict, Found) else None
         kept = keep(answer, bound.endpoint)
         if after.outcome is not None and kept is None:
             after = changed(after, outcome=replace(after.outcome, kept=False))
         if after == changed(operation, updated_at=after.updated_at) and not learned.counts:
-            return  # as before: not worth a line in the history each time
-        after = await self._adopt(operation, verdict, Change(after, learned.events, answer=kept))
+            return True  # as before: not worth a line in the history each time
+        try:
+            after = await self._adopt(operation, verdict, Change(after, events, answer=kept))
+        except Conflict:
+            return False
         if after.state in ENDED:
             flight.found(after, answer)
             self._forget(after)
             if operation.presumed and after.state is State.SUCCEEDED:
                 self._foreign(after)
+        return True
 
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
         """One lookup. For what a lost ledger may have sent it looks for all marks that it may have
@@ -726,6 +755,11 @@ def claims(call: Governed) -> tuple[Claim, ...]:
 
 def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None, str]:
     return operation.service, operation.endpoint, operation.intent.account, external_id
+
+
+def _there(verdict: LookupVerdict) -> bool:
+    """One object, and not one that records a refusal."""
+    return isinstance(verdict, Found) and not verdict.failed
 
 
 def _same_named_account(ask: Ask, operation: Operation) -> bool:

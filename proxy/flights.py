@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.core.credentials import Credentials
 from proxy.core.decide import Decision
-from proxy.core.model import Answer, Answered, NotSent, SendResult
+from proxy.core.model import EMPTY, Answer, Answered, NotSent, SendResult
 from proxy.core.operation import Operation
 from proxy.core.rules import Lookup
 from proxy.core.settle import next_look_in
@@ -21,6 +21,12 @@ Claim = tuple[str, ...]
 """What an operation that is being begun will be found by, besides its name."""
 
 LENDERS_MAX = 10_000  # operations whose caller's credentials are remembered
+
+
+def bare(answer: Answer) -> Answer:
+    """Without its body, which broke off or was too large, and without what describes one."""
+    fields = tuple(pair for pair in answer.headers if not pair[0].lower().startswith("content-"))
+    return replace(answer, headers=fields, body=EMPTY)
 
 
 class Flight:
@@ -38,6 +44,7 @@ class Flight:
         "done",
         "epoch",
         "error",
+        "fingerprint",
         "news",
         "operation",
         "patience",
@@ -59,6 +66,7 @@ class Flight:
         self.decision: Decision | None = None
         self.operation: Operation | None = None
         self.epoch: int | None = None  # of its caller
+        self.fingerprint: str | None = None  # of what its caller asked for
         self.answer: Answer | None = None  # the newest one, with all its headers
         self._attempt: int | None = None  # the attempt it answers
         self.complete = False  # it has its end
@@ -69,8 +77,8 @@ class Flight:
         self.unknown_since: float | None = None  # monotonic
         self.patience: asyncio.Task[None] | None = None
 
-    def expect_caller(self, epoch: int) -> None:
-        self.relay, self.epoch = Relay(self.tell), epoch
+    def expect_caller(self, epoch: int, fingerprint: str) -> None:
+        self.relay, self.epoch, self.fingerprint = Relay(self.tell), epoch, fingerprint
 
     def ended(self, operation: Operation, attempt: int, result: SendResult) -> None:
         """An attempt of this flight has ended, and this is the operation after it."""
@@ -98,8 +106,12 @@ class Flight:
             return None
         last = operation.last
         number = outcome.attempt if outcome is not None else last.number if last else None
-        whole = self.complete and self.answer.body is not None
-        return self.answer if whole and number == self._attempt else None
+        if number != self._attempt:
+            return None
+        if self.complete and self.answer.body is not None:
+            return self.answer
+        # An API that did not look at the call says so in status and fields; nothing else is kept.
+        return bare(self.answer) if outcome is None else None
 
     def tell(self) -> None:
         if not self.news.done():

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from proxy.core import jsonrpc
 from proxy.core.call import Governed, noise_of
 from proxy.core.decide import Answer, Decision, Hold, Refuse
 from proxy.core.fingerprint import DuplicateMember, canonical, differences
@@ -64,9 +65,10 @@ class Replies:
         if answer is None or answer.body is None:
             answer = await self._ledger.answer_of(operation.key)
         if answer is None:
-            if operation.state is not State.FAILED or outcome is None or outcome.status is None:
+            end = outcome if outcome is not None else operation.last
+            if operation.state is State.SUCCEEDED or end is None or end.status is None:
                 raise Damaged(f"the answer of {operation.key} is gone")
-            answer = HttpAnswer(outcome.status, "", (), EMPTY)
+            answer = HttpAnswer(end.status, "", (), EMPTY)
         if outcome is not None and outcome.how == "resolved":
             how = "resolved"
         for event in self._notes(bound, decision, how):
@@ -75,6 +77,8 @@ class Replies:
             self._suppressed(bound.endpoint, "drift_replayed" if decision.drifted else how)
         if how not in ("sent", "reconciled"):
             answer = keep(answer, None) or answer
+        if bound.call is not None and jsonrpc.speaks(bound.endpoint):
+            answer = jsonrpc.addressed(answer, bound.call.request)
         self._decided(bound.endpoint, how, operation, decision.reason)
         return of_answer(answer, operation, how, self._delivered(bound, operation))
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import lru_cache
 
+from proxy.core import jsonrpc
 from proxy.core.credentials import Credentials, account_of, is_signed, principal, split
 from proxy.core.decide import Ask
 from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, content_digest
@@ -293,18 +294,20 @@ def _key_that_stays(request: Request, endpoint: Endpoint) -> str | None:
 
 
 def noise_of(endpoint: Endpoint, own_key: str | None) -> tuple[str, ...]:
-    """What does not count in the fingerprint: the rule's noise, and the place of the key where the
-    caller's SDK makes up another one each time."""
-    key = endpoint.key
+    """What does not count in the fingerprint: the rule's noise, the ids of a JSON-RPC exchange, and
+    the place of the key where the caller's SDK makes up another one each time."""
+    key, noise = endpoint.key, endpoint.noise
+    if jsonrpc.speaks(endpoint):
+        noise = (*noise, *jsonrpc.NOISE)
     if key is None or own_key is not None:
-        return endpoint.noise
+        return noise
     if key.place == "query":
-        return (*endpoint.noise, f"query.{key.name}")
+        return (*noise, f"query.{key.name}")
     if key.place == "graphql":
-        return (*endpoint.noise, f"body.variables.{key.name}")
+        return (*noise, f"body.variables.{key.name}")
     if key.place in ("json", "form", "body"):
-        return (*endpoint.noise, f"body.{key.name}")
-    return endpoint.noise
+        return (*noise, f"body.{key.name}")
+    return noise
 
 
 def _needs_approval(endpoint: Endpoint, view: RequestView) -> bool:

@@ -250,6 +250,8 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.FAILED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.FAILED}),
     (S.NOT_APPLIED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.NOT_APPLIED}),
     (S.SUCCEEDED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED}),
+    (S.NOT_APPLIED, K.EFFECT_FOUND): frozenset({S.SUCCEEDED}),
+    (S.FAILED, K.EFFECT_FOUND): frozenset({S.SUCCEEDED}),
 }
 
 NOTES = frozenset(
@@ -418,6 +420,8 @@ def _found(operation: Operation, event: Event) -> Operation:
     data = event.data
     succeeded = bool(data.get("succeeded", True))
     last = max((a.number for a in operation.attempts if a.undecided), default=None)
+    if last is None:  # a person has spoken meanwhile
+        last = max((a.number for a in operation.attempts if a.maybe_sent), default=None)
     attempts = tuple(
         replace(a, end=End.SUCCEEDED if succeeded else End.REJECTED)
         if a.number == last

@@ -35,6 +35,10 @@ def expired(title: str, *args: object, **more: object) -> Case:
     return Case(title, args[0], Refuse, EXPIRED, "outcome-unresolved", **more)  # type: ignore[arg-type]
 
 
+def ambiguous(title: str, *args: object, **more: object) -> Case:
+    return Case(title, args[0], Refuse, AMBIGUOUS, "outcome-unresolved", **more)  # type: ignore[arg-type]
+
+
 def waits_for_its_caller(title: str, *args: object, **more: object) -> Case:
     return Case(title, args[0], Refuse, CREDENTIALS, "outcome-unresolved", **more)  # type: ignore[arg-type]
 
@@ -52,10 +56,20 @@ def waits_for_its_caller(title: str, *args: object, **more: object) -> Case:
         ask=THIS_CALL,
     ),
     Case("four attempts", operation(*tries(4)), Forward, UNDER_KEY),
-    expired("five attempts", operation(*tries(5))),
-    expired("five attempts, and a caller anew", operation(*tries(5)), ask={"attempts_before": 5}),
+    ambiguous("five attempts", operation(*tries(5))),
+    ambiguous("five attempts, and a caller anew", operation(*tries(5)), ask={"attempts_before": 5}),
+    ambiguous("five attempts, and a caller that waits", operation(*tries(5)), after=3600),
+    ambiguous("five attempts, nobody calls", operation(*tries(5)), ask=BACKGROUND),
+    Case(
+        "five attempts, and a caller a minute later",
+        operation(*tries(5)),
+        Forward,
+        UNDER_KEY,
+        after=61,
+        ask={"attempts_before": 5},
+    ),
     Case("five attempts, cut short by ends of the proxy", STOPPED_FIVE, Forward, UNDER_KEY),
-    expired("the same, and nobody calls", STOPPED_FIVE, ask=BACKGROUND),
+    ambiguous("the same, and nobody calls", STOPPED_FIVE, ask=BACKGROUND),
     expired("one attempt had no key", operation(*tries(1, keyed=False), started(2), lost(2))),
     Case(
         "the attempt without a key never left",

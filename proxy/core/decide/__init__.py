@@ -26,7 +26,7 @@ from proxy.core.decide.decision import (
     Watch,
 )
 from proxy.core.decide.doubt import doubted
-from proxy.core.decide.drift import drifted
+from proxy.core.decide.drift import drifted, notes_wording
 from proxy.core.decide.state import by_state
 from proxy.core.decide.version import bind
 from proxy.core.rules import Endpoint
@@ -46,6 +46,7 @@ __all__ = [
     "Watch",
     "bind",
     "decide",
+    "notes_wording",
 ]
 
 

@@ -28,7 +28,8 @@ class Ask:
     arrived_at: float
     attempts_before: int
     credential: str | None  # digest of what it would be sent with, RULE, or None
-    joined: bool = False  # it waited for a caller of the same epoch that made this operation
+    joined: bool = False  # it waited for a caller of its epoch that made this operation otherwise
+    accepted: bool = False  # this very wording was answered before
     body_sha256: str | None = None  # of the request as it would be sent; None in the background
     needs_approval: bool = False  # the rule asks for one for this request
 
@@ -72,6 +73,7 @@ class Limits:
     resend_within: float = 300.0  # a stale order is no favour to an agent that is gone
     attempts_max: int = 5  # some APIs replay their own 500 for a day
     backoff: float = 0.5
+    late_pause: float = 60.0  # after so many attempts, between one more and the next
 
 
 @frozen

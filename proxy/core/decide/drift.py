@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.core.decide.decision import Answer, Question, Refuse
+from proxy.core.decide.decision import Answer, Ask, Question, Refuse
 from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.refusal import Refusal
 
@@ -19,13 +19,27 @@ def drifted(question: Question) -> Answer | Refuse | None:
             return None  # settle the first; what it came to decides
         # The caller that this one waited for is being told just now.
         heard = ask.epoch if ask.joined else operation.delivered_epoch
-        if heard is None or ask.epoch > heard:
-            note = Event(Kind.DRIFTED, snapshot.now, {"epoch": ask.epoch, "fields": "wording"})
+        if ask.accepted or heard is None or ask.epoch > heard:
+            note = drift_note(ask, snapshot.now)
             return Answer("worded anew after a resume", operation, (note,), drifted=True)
         detail = "Only the wording differs, but this start of the run already had the answer."
     else:
         detail = "The same run, step and operation made another request before."
     return mismatch(operation, detail)
+
+
+def drift_note(ask: Ask, now: float) -> Event:
+    """That this wording was answered: from here on it is a name of the operation like its first."""
+    data = {"epoch": ask.epoch, "fields": "wording", "wording": _name(ask.fingerprint)}
+    return Event(Kind.DRIFTED, now, data)
+
+
+def notes_wording(event: Event, fingerprint: str) -> bool:
+    return event.kind is Kind.DRIFTED and event.data.get("wording") == _name(fingerprint)
+
+
+def _name(fingerprint: str) -> str:
+    return fingerprint[:32]  # 128 bits of a digest
 
 
 def mismatch(operation: Operation, detail: str) -> Refuse:

@@ -143,9 +143,9 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         status = operation.last.status if operation.last is not None else None
         blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"
         return _person(operation, blocked_by, "The service turned the repeated call away.")
-    if _sent_often_enough(question, operation) and _key_holds(question, operation):
+    if _tired(question, operation) and _key_holds(question, operation):
         detail = f"It was sent {len(operation.attempts)} times, and no answer decided it."
-        return _person(operation, "key_expired", detail)
+        return _person(operation, "ambiguous", detail)
     if not ask.fresh and _key_holds(question, operation):
         return _person(operation, "credentials", "It can be sent again when its caller returns.")
     if operation.intent.upstream_key is not None:
@@ -163,7 +163,7 @@ IDEMPOTENT = "re-sent, the endpoint is idempotent"
 def _permit(question: Question, operation: Operation) -> str | None:
     """The reason why this unknown operation may be sent again, or None."""
     ask, snapshot, limits = question.ask, question.snapshot, question.limits
-    if _sent_often_enough(question, operation):
+    if _tired(question, operation):
         return None
     if not ask.fresh:
         if snapshot.now - operation.created_at > limits.resend_within:
@@ -188,13 +188,20 @@ def _permit(question: Question, operation: Operation) -> str | None:
     return None
 
 
-def _sent_often_enough(question: Question, operation: Operation) -> bool:
-    """Some APIs replay their error for a day. What the proxy's own end cut short has no answer that
-    could come again, so a caller may go on; by itself the proxy does not, lest a send that brings
-    it down does so for ever."""
-    ask = question.ask
+def _tired(question: Question, operation: Operation) -> bool:
+    """Whether it was sent so often that it has a rest: some APIs replay their error for a day. A
+    call made a while later tries once more: one that was down for a minute is up again. What the
+    proxy's own end cut short has no answer that could come again, so a caller may go on; by itself
+    the proxy does not, lest a send that brings it down does so for ever."""
+    ask, limits, last = question.ask, question.limits, operation.last
     counted = [a for a in operation.attempts if not (ask.fresh and a.reason == STOPPED)]
-    return len(counted) >= question.limits.attempts_max
+    if len(counted) < limits.attempts_max:
+        return False
+    if last is None or last.ended_at is None or not ask.fresh:
+        return True
+    if last.number > ask.attempts_before:
+        return True
+    return question.snapshot.now < last.ended_at + limits.late_pause
 
 
 def _just_refused(question: Question, operation: Operation) -> bool:
