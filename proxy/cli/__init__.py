@@ -35,6 +35,7 @@ COMMANDS = {
     "restore": ("proxy.cli.backup:restore", "Put a copy in the place of the ledger."),
     "gap": ("proxy.cli.backup:gap", "What a ledger that was put back may not know."),
     "prune": ("proxy.cli.prune:prune", "Take what is older than it has to be kept."),
+    "doctor": ("proxy.cli.doctor:doctor", "Look at this machine and this configuration."),
     "ca": ("proxy.cli.ca:ca", "The local certificate authority."),
 }
 

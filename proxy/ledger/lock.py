@@ -58,10 +58,16 @@ class LockFile:
 
 def network_file_system(path: Path) -> str | None:
     """The type of the file system a path is on, if it is a network one; None also if not known."""
+    found = file_system(path)
+    return found if found in NETWORK or found.startswith(NETWORK_FUSE) else None
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system a path is on; empty if it is not known."""
     try:
         lines = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
-        return None
+        return ""
     best, found = -1, ""
     resolved = path.resolve()
     for line in lines:
@@ -69,7 +75,7 @@ def network_file_system(path: Path) -> str | None:
         mount = Path(before.split(" ")[4].replace("\\040", " "))
         if len(mount.parts) >= best and resolved.is_relative_to(mount):
             best, found = len(mount.parts), after.split(" ")[0]
-    return found if found in NETWORK or found.startswith(NETWORK_FUSE) else None
+    return found
 
 
 def _me() -> str:
