@@ -407,6 +407,7 @@ async def serve(
         task.add_done_callback(reloads.discard)
 
     started = await app.start()
+    log.catch_strays()
     try:
         loop.add_signal_handler(signal.SIGTERM, stop)
         loop.add_signal_handler(signal.SIGINT, stop)

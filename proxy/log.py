@@ -3,6 +3,9 @@
 Lines of this program and of the libraries it uses go through the same steps. Redaction is not left
 to the places that log: fields with a secret-sounding name are starred, texts that look like a
 credential are starred, and so is every secret that was registered with ``hide``.
+
+Whatever is logged is one line, and the same line more than ``SAME_PER_SECOND`` times a second is
+counted instead: a caller must not be able to fill a disk.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import contextlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, MutableMapping
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, TextIO, cast
 
@@ -34,7 +39,13 @@ _SUSPICIOUS = re.compile(
 )
 """One cheap look before the patterns above: nearly all texts of a line are harmless words."""
 _STARS = "***"
+_UNPRINTED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_UNPRINTED |= {10: "\\n", 13: "\\r", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _MAX_TEXT = 4_000  # one value of a line; more is a body, and bodies do not belong into a log
+
+SAME_PER_SECOND = 10
+LINES_REMEMBERED = 4096  # different ones, within a second
+DEPTH = 8  # of a value; deeper is no log line
 
 _hidden: set[str] = set()
 
@@ -55,8 +66,8 @@ def configure(
     out = cast("TextIO", Unfailing(stream or sys.stderr))
     text = form == "text" or (form == "auto" and out.isatty())
     threshold = logging.getLevelNamesMapping()[level.upper()]
+    repeats = Repeats()
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
@@ -64,12 +75,13 @@ def configure(
     ]
     render = _text_renderer(out) if text else _render_json
     structlog.configure(
-        processors=[*shared, render],
+        processors=[structlog.contextvars.merge_contextvars, repeats.processor, *shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=final,
     )
     handler = logging.StreamHandler(out)
+    handler.addFilter(repeats.filter)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[
@@ -78,6 +90,7 @@ def configure(
             ],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.contextvars.merge_contextvars,
                 *shared,
                 render,
             ],
@@ -87,6 +100,67 @@ def configure(
     root.handlers[:] = [handler]
     # What libraries say below a warning is about their insides.
     root.setLevel(max(threshold, logging.WARNING))
+
+
+def catch_strays() -> None:
+    """What Python itself would write to stderr becomes lines as well: warnings, and exceptions that
+    nobody can catch."""
+    log = logging.getLogger("python")
+    logging.captureWarnings(True)
+
+    def unraisable(stray: sys.UnraisableHookArgs) -> None:
+        log.error("%s: %r", stray.err_msg or "exception ignored", stray.exc_value)
+
+    def in_thread(stray: threading.ExceptHookArgs) -> None:
+        log.error("a thread ended by an exception: %r", stray.exc_value)
+
+    sys.unraisablehook = unraisable
+    threading.excepthook = in_thread
+
+
+class Repeats:
+    """Lets a line through so many times a second, and says with the next one of its kind how many
+    were left out."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began = 0.0
+        self._seen: dict[Hashable, int] = {}
+        self._left_out: dict[Hashable, int] = {}
+
+    def admit(self, line: Hashable) -> int | None:
+        """How many times that line was left out before, None if it is left out now."""
+        now = self._now()
+        if now - self._began >= 1.0:
+            self._began = now
+            self._seen.clear()
+        times = self._seen.get(line, 0)
+        if times >= SAME_PER_SECOND:
+            self._left_out[line] = self._left_out.get(line, 0) + 1
+            return None
+        if len(self._seen) < LINES_REMEMBERED:
+            self._seen[line] = times + 1
+        return self._left_out.pop(line, 0) if self._left_out else 0
+
+    def processor(self, _logger: object, method: str, line: Line) -> Line:
+        """For structlog. Raises DropEvent."""
+        key: Hashable = (method, *line.items())
+        try:
+            left_out = self.admit(key)
+        except TypeError:  # a value that cannot be hashed
+            left_out = self.admit((method, _shown(line)))
+        if left_out is None:
+            raise structlog.DropEvent
+        if left_out:
+            line["left_out"] = left_out
+        return line
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """For the standard library's loggers."""
+        left_out = self.admit((record.name, record.levelno, record.getMessage()))
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} (left out before: {left_out})", ()
+        return left_out is not None
 
 
 class Unfailing:
@@ -135,29 +209,52 @@ def _secret_name(name: object) -> bool:
     return isinstance(name, str) and _SECRET_NAMES.search(name) is not None
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
         return redact_text(value)
+    if depth > DEPTH:
+        return "…"
     if isinstance(value, dict):
         return {
-            str(name): _STARS if _secret_name(name) and inner else _clean(inner)
+            _shown(name): _STARS if _secret_name(name) and inner else _clean(inner, depth + 1)
             for name, inner in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_clean(item) for item in value]
+        return [_clean(item, depth + 1) for item in value]
     if isinstance(value, (bytes, bytearray)):
         return f"<{len(value)} bytes>"
-    return redact_text(str(value))
+    return redact_text(_shown(value))
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__} that cannot be shown>"
 
 
 def _render_json(_logger: object, _method: str, line: Line) -> str:
     known = {name: value for name, value in line.items() if value is not None}
     ordered = {name: known.pop(name) for name in ("time", "level", "event") if name in known}
-    return orjson.dumps({**ordered, **known}, default=str, option=orjson.OPT_NON_STR_KEYS).decode(
-        "utf-8", "replace"
-    )
+    try:
+        return orjson.dumps({**ordered, **known}, default=_shown).decode()
+    except TypeError:  # half a character, or a number beyond 64 bits
+        return orjson.dumps(_plain({**ordered, **known})).decode()
+
+
+def _plain(value: Any) -> Any:
+    """What every reader of JSON can read."""
+    if isinstance(value, dict):
+        return {_plain(_shown(name)): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        value = _shown(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def _text_renderer(out: TextIO) -> Callable[[object, str, Line], str]:
@@ -165,9 +262,11 @@ def _text_renderer(out: TextIO) -> Callable[[object, str, Line], str]:
 
     def render(logger: object, method: str, line: Line) -> str:
         line["timestamp"] = line.pop("time", "")
-        for name in [name for name, value in line.items() if value is None]:
-            del line[name]
-        line["event"] = str(line.get("event", "")).replace("\n", "\\n")
+        for name, value in list(line.items()):
+            if value is None:
+                del line[name]
+            elif isinstance(value, str) and name != "exception":
+                line[name] = value.translate(_UNPRINTED)  # a terminal obeys what is in it
         return console(cast("Any", logger), method, line)
 
     return render

@@ -23,7 +23,7 @@ BACKLOG = 1024
 BATCH = 16  # connections taken in one turn of the loop, so that running calls go on meanwhile
 LEAVING = 16  # callers turned away that may still read their answer; more lose the oldest
 LEAVE_SECONDS = 1.0
-STARVED_SECONDS = 0.1  # until the next look after the system had no descriptor left
+STARVED_SECONDS = 0.25  # until the next look after the system had no descriptor left
 _STARVED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -174,6 +174,14 @@ class _Counted(socket.socket):
 
     def close(self) -> None:
         super().close()
+        self._leave()
+
+    def detach(self) -> int:
+        """How uvloop closes a socket: its descriptor is closed right after."""
+        self._leave()
+        return super().detach()
+
+    def _leave(self) -> None:
         if self._room is not None:
             self._room.open -= 1
             self._room = None

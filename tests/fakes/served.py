@@ -94,6 +94,11 @@ def onceproxy(*arguments: str, **options: Any) -> subprocess.CompletedProcess[st
     )
 
 
+def limited(open_files: int) -> list[str]:
+    """What to put before a command that may have only so many files open."""
+    return ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh"]
+
+
 @dataclass
 class Served:
     """A running proxy."""
@@ -122,9 +127,13 @@ class Served:
 
 
 @contextmanager
-def served(state_dir: Path, *arguments: str, **environ: str) -> Iterator[Served]:
+def served(
+    state_dir: Path, *arguments: str, open_files: int | None = None, **environ: str
+) -> Iterator[Served]:
     log = state_dir.with_suffix(".log")
     command = [sys.executable, "-m", "proxy", "serve", "--json", "--state-dir", str(state_dir)]
+    if open_files is not None:
+        command = [*limited(open_files), *command]
     with log.open("w") as err:
         process = subprocess.Popen(
             [*command, *(arguments or FREE_PORTS)],

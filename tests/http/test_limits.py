@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import resource
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from proxy.net import connection as connections
 from proxy.net.connection import Waits
 from proxy.net.exchange import Arrival, Reply
 from proxy.net.frontend import FrontDoor
+from proxy.net.listener import Room, _Counted
 from proxy.net.parsing import HeadLimits
 from proxy.net.shares import Shares
 from tests.fakes.door import Echo, open_door
@@ -325,6 +328,22 @@ async def test_shares_are_whole_whoever_gives_up() -> None:
 
 
 # Descriptors
+
+
+@pytest.mark.parametrize("end", [["close"], ["detach"], ["detach", "close"], ["close", "close"]])
+def test_a_place_is_given_back_once_however_a_socket_ends(end: list[str]) -> None:
+    """asyncio closes a socket, uvloop detaches it."""
+    room = Room(1)
+    one, other = socket.socketpair()
+    counted = _Counted(one, room)
+    assert not room.free()
+    descriptor = counted.fileno()
+    for act in end:
+        getattr(counted, act)()
+    if "detach" in end:
+        os.close(descriptor)
+    other.close()
+    assert room.open == 0
 
 
 def test_the_number_of_connections_follows_the_limit_of_open_files(
