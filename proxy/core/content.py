@@ -1,8 +1,9 @@
 """A request's body taken apart, in canonical form: its kind, its values, their text.
 
-The order of JSON members, the white space between them and the boundary of a multipart body do not
-count; every value does, to the last digit. A body that cannot be taken apart counts byte by byte.
-A JSON object that names a member twice has no one meaning and is refused.
+The order of JSON members, the white space between them, the boundary of a multipart body and how
+well it is compressed do not count; every value does, to the last digit. A body that cannot be taken
+apart counts byte by byte. A JSON object that names a member twice has no one meaning and is
+refused.
 
 This runs for every governed call, so JSON is parsed once, by the C scanner, and numbers are kept
 as the text they came as (``orjson.Fragment``): nothing is rounded and nothing is converted twice.
@@ -18,6 +19,8 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from proxy.core.bodies import BodyMissing
+from proxy.core.bodies import content as plain
 from proxy.core.fieldpath import Steps, form_steps, path_text, shown, starts_with
 from proxy.core.model import Body, Headers, Request, frozen, header
 from proxy.core.multipart import read_parts
@@ -63,7 +66,13 @@ class Part:
 def read_content(request: Request) -> Content:
     """Raises DuplicateMember."""
     fields = request.fields
-    return _read(fields.get("content-type"), fields.get("content-encoding"), request.body, 0)
+    body, coding = request.body, fields.get("content-encoding")
+    if coding is not None and body.data:
+        try:
+            body, coding = Body.of(plain(body, request.headers)), None
+        except BodyMissing:
+            pass  # a coding that is not read here, or a bomb: it counts byte by byte
+    return _read(fields.get("content-type"), coding, body, 0)
 
 
 def content_fields(content: Content) -> dict[str, str]:
