@@ -5,12 +5,23 @@ what it is told. The operation itself is driven by ``engine.py``.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
 
-from proxy.core.call import UNRULED, Governable, Governed, Passing, name, stricter, triage
+from proxy.core.call import (
+    UNRULED,
+    Governable,
+    Governed,
+    Passing,
+    name,
+    noise_of,
+    stricter,
+    triage,
+)
 from proxy.core.decide import Answer, Refuse, bind, decide, notes_wording
+from proxy.core.fingerprint import DuplicateMember, canonical
 from proxy.core.identity import run_of
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
@@ -99,7 +110,9 @@ class Callers:
     # -- a write with a name -----------------------------------------------------------------------
 
     async def _govern(self, arrival: Arrival, call: Governed) -> Reply:
-        newest = self._newest(call)
+        newest, judged_otherwise = self._newest(call)
+        if judged_otherwise:
+            call, newest = await self._recognised(call, newest, judged_otherwise)
         if call.mode != "enforce" and not _honoured(newest):
             seen = "duplicate" if newest is not None else "first"
             if call.mode == "pass" or newest is not None or self._engine.flight(call.base):
@@ -118,6 +131,8 @@ class Callers:
             if any(notes_wording(entry.event, call.fingerprint) for entry in history):
                 bound.ask = replace(bound.ask, accepted=True)
             bound.seen = None  # it may have moved on meanwhile
+        elif judged_otherwise:
+            bound.seen = None
         return await self._end_of(bound)
 
     async def _observe(
@@ -168,10 +183,15 @@ class Callers:
     def _broken(self, bound: Bound, error: Exception, flight: Flight) -> Reply:
         """The ledger failed while an operation was settled: "nothing was sent" must not be said of
         one that was."""
-        if isinstance(error, LedgerError) and flight.sent:
+        if isinstance(error, LedgerError) and (flight.sent or self._ever_left(bound)):
             log.error("ledger unavailable", operation=bound.base, detail=str(error))
             return self._replies.impatient(bound)
         raise error
+
+    def _ever_left(self, bound: Bound) -> bool:
+        """Whether anything may have left in an earlier flight or life."""
+        operation = self._engine.load(bound).operation
+        return operation is not None and operation.undecided
 
     async def _twin_done(self, flight: Flight, bound: Bound) -> bool:
         """Whether the twin in flight ended before this caller's patience did."""
@@ -199,30 +219,70 @@ class Callers:
                 how = "reconciled" if outcome is not None and outcome.how == "found" else "sent"
         return await self._replies.tell(bound, decision, answer, how)
 
-    def _newest(self, call: Governed) -> Operation | Refusal | None:
-        """The newest version of the operation that this call means, under whatever name."""
+    def _newest(self, call: Governed) -> tuple[Operation | Refusal | None, Sequence[Operation]]:
+        """The newest version of the operation that this call means, under whatever name; and those
+        that it may mean as well, since another rule worked out their fingerprints."""
+        others: list[Operation] = []
         if self._ledger.has_step(call.run, call.step):
             found = self._ledger.find(call.base, call.former_bases)
             if found is not None:
-                return found
+                return found, [found] if _judged_otherwise(call, found) else []
             alike = Lookalike(call.run, call.step, call.request.method, call.url)
             for other in self._ledger.alike(alike):
-                both_named = call.named_by_caller and other.intent.named
-                if other.intent.fingerprint == call.fingerprint and not both_named:
-                    return other
+                if call.named_by_caller and other.intent.named:
+                    continue
+                if other.intent.fingerprint == call.fingerprint:
+                    return other, []
+                if _judged_otherwise(call, other):
+                    others.append(other)
         if call.caller_key_digest is None:
-            return None
+            return None, others
         keyed = self._ledger.by_caller_key(call.endpoint.service, call.caller_key_digest)
         if keyed is None or keyed.intent.fingerprint == call.fingerprint:
-            return keyed
+            return keyed, others
         detail = "The idempotency key of this call was sent with another request before."
-        return Refusal(
+        refusal = Refusal(
             "key-reused",
             detail,
             operation=keyed.key,
             state=str(keyed.state),
             external_id=keyed.outcome.external_id if keyed.outcome else None,
         )
+        return refusal, others
+
+    async def _recognised(
+        self,
+        call: Governed,
+        newest: Operation | Refusal | None,
+        candidates: Sequence[Operation],
+    ) -> tuple[Governed, Operation | Refusal | None]:
+        """The call under the fingerprints of the operation that it repeats, by what was sent then
+        and by the rule as it is now. A rule that is added or changed makes no new operation."""
+        endpoint = call.endpoint
+        noise = noise_of(endpoint, call.caller_key)
+        for operation in candidates:
+            stored, intent = await self._ledger.request_of(operation.key), operation.intent
+            if stored is None or (operation.method, operation.url) != (
+                call.request.method,
+                call.url,
+            ):
+                continue
+            try:
+                mine = placed(call.bare, endpoint, intent)
+                if stored.body.data is None:  # not kept: only the very same bytes are known
+                    same = worded = mine.body.sha256 == intent.body_sha256
+                else:
+                    then = canonical(stored, noise=noise, headers=endpoint.headers)
+                    now = canonical(mine, noise=noise, headers=endpoint.headers)
+                    same = then.digest() == now.digest()
+                    worded = then.digest(endpoint.wording) == now.digest(endpoint.wording)
+            except (CannotPlace, DuplicateMember):
+                continue
+            if same:
+                call = replace(call, fingerprint=intent.fingerprint)
+            if same or (worded and operation is newest):
+                return replace(call, core_fingerprint=intent.core_fingerprint), operation
+        return call, newest
 
     def _bind(self, call: Governed, newest: Operation | None) -> Bound:
         version = bind(newest, call.fingerprint)
@@ -310,6 +370,11 @@ class Callers:
             length=opened.length,
             delivered=lambda whole: None if whole else opened.close(),
         )
+
+
+def _judged_otherwise(call: Governed, operation: Operation) -> bool:
+    intent = operation.intent
+    return intent.fingerprint != call.fingerprint and intent.rule_digest != call.endpoint.digest
 
 
 def _worded_anew(call: Governed, newest: Operation) -> bool:

@@ -11,8 +11,19 @@ from proxy.core.model import Request
 from proxy.core.operation import Kind, State
 from proxy.resolution import Resolution
 from proxy.service import OperationService
-from tests.crash.support import Cut, Gate, kinds, note, note_key, page, plain, queried
-from tests.fakes.scripted import LOST, Proxy, answer
+from tests.crash.support import (
+    IMPATIENT,
+    Cut,
+    Failing,
+    Gate,
+    kinds,
+    note,
+    note_key,
+    page,
+    plain,
+    queried,
+)
+from tests.fakes.scripted import LOST, Proxy, answer, code, ruleset
 from tests.fakes.world import Opened, body_of, outcome
 from tests.reports.service import Held, keyed, slow, world
 
@@ -123,3 +134,81 @@ async def test_a_new_wording_that_only_waited_is_not_taken_for_answered() -> Non
     assert (await first).status == 201
     assert [reply.status for reply in await asyncio.gather(*worded)] == [422, 422]
     assert (await proxy.call(note("failed"))).status == 422
+
+
+NOISY = "noise: [body.trace]"
+SENT = {"amount": 5, "trace": "t-1"}
+
+
+@pytest.mark.parametrize("before", ["unruled", "ruled"])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_rule_with_noise_that_comes_later_makes_no_second_effect(
+    before: str, lost: bool
+) -> None:
+    """The fingerprint of then was worked out by another rule; what was sent then is compared."""
+    first = keyed("/payments") if before == "ruled" else keyed("/elsewhere")
+    async with world(first) as w:
+        if lost:
+            held = Held()
+            w.service.fates = [held]
+            w.begin("/payments", SENT)
+            await held.reached()
+        else:
+            assert (await w.post("/payments", SENT)).status == 201
+        w.proxy.rules = ruleset(keyed("/payments", NOISY))
+        await w.restart()
+        reply = await w.post("/payments", SENT)
+        assert w.service.made() == 1
+        unkeyed = lost and before == "unruled"  # nothing can settle it, and nothing is sent
+        assert reply.status == (424 if unkeyed else 201)
+        assert len(await w.operations()) == 1
+        if not unkeyed:
+            assert (await w.post("/payments", SENT | {"trace": "t-2"})).status == 201
+        if before == "ruled":
+            assert (await w.post("/payments", SENT | {"amount": 6})).status == 422
+        assert w.service.made() == 1
+        w.said.clear()
+
+
+async def test_a_rule_that_learns_of_wording_later_lets_a_resumed_run_go_on() -> None:
+    async with world(keyed("/payments")) as w:
+        payment = {"amount": 5, "reason": "late"}
+        assert (await w.post("/payments", payment)).status == 201
+        await w.resume()
+        worded = payment | {"reason": "too late"}
+        assert (await w.post("/payments", worded)).status == 422
+        w.proxy.rules = ruleset(keyed("/payments", "wording: [body.reason]"))
+        await w.restart()
+        assert outcome(await w.post("/payments", worded)) == "replayed"
+        assert w.service.made() == 1
+
+
+async def test_the_same_body_to_another_address_of_an_endpoint_stays_another_request() -> None:
+    async with world(keyed("/things/{id}")) as w:
+        assert (await w.post("/things/1", SENT)).status == 201
+        w.proxy.rules = ruleset(keyed("/things/{id}", NOISY))
+        await w.restart()
+        assert (await w.post("/things/2", SENT)).status == 422
+        assert w.service.made() == 1
+
+
+async def test_a_ledger_that_fails_while_an_older_send_is_settled_says_nothing_of_not_sent() -> (
+    None
+):
+    proxy = queried(LOST, settings=IMPATIENT, lookups=[answer(500)])
+    proxy.ledger = ledger = Failing(proxy.clock)
+    proxy.start()
+    await proxy.call(note())
+    await proxy.restart(seconds=60)
+
+    def look(request: Request) -> Opened:
+        ledger.fail = 1
+        return page(FOUND | {"mark": f"{note_key(proxy)}/v1"})
+
+    proxy.api.lookups = [look]
+    reply = await proxy.call(note())
+    assert (reply.status, code(reply)) == (409, "outcome-unknown")
+    proxy.api.lookups = [page(FOUND | {"mark": f"{note_key(proxy)}/v1"})]
+    proxy.clock.advance(60)
+    assert (await proxy.call(note())).status == 201
+    assert len(proxy.api.writes) == 1
