@@ -4,6 +4,7 @@
 #   make run        start the proxy            (make run ARGS="--config my.yaml")
 #   make test       the test suite without the slow tests
 #   make test-all   everything; writes docs/reliability.md
+#   make clients    the SDKs, for Python and Node, that the tests put behind the proxy (without: skipped)
 #   make check      ruff, mypy, the examples inside the rule files
 #   make bench      throughput and cost beside a plain proxy   (make bench ARGS=--quick)
 #   make lock       write requirements/*.txt anew from requirements/*.in
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo run test test-all check bench lock clean
+.PHONY: help demo run test test-all clients check bench lock clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -36,6 +37,8 @@ test-all: $(VENV)/.ready-dev
 	@rm -f $(FIGURES)
 	@RELIABILITY_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n auto $(ARGS)
 	@test -n "$(ARGS)" || $(BIN)/python -m tests.reliability $(FIGURES)
+
+clients: $(VENV)/.ready-clients
 
 check: $(VENV)/.ready-dev
 	@$(BIN)/ruff check .
@@ -61,6 +64,14 @@ $(VENV)/.ready-dev: requirements/dev.txt $(VENV)/.ready-run
 	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
+NODE_CLIENTS := tests/clients/node
+$(VENV)/.ready-clients: requirements/clients.txt $(NODE_CLIENTS)/package-lock.json $(VENV)/.ready-dev
+	@echo "onceproxy: installing the SDKs that the tests put behind the proxy (once)"
+	@$(PIP_INSTALL) --require-hashes -r requirements/clients.txt
+	@if command -v npm >/dev/null; then cd $(NODE_CLIENTS) && npm ci --silent; \
+	  else echo "onceproxy: no npm here: the tests of Node's SDKs are skipped" >&2; fi
+	@touch $@
+
 # Hashes for every platform's files; no index address, so that any mirror will do.
 LOCK := CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet --generate-hashes \
   --allow-unsafe --strip-extras --no-emit-options
@@ -68,7 +79,7 @@ LOCK := CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet 
 lock: $(VENV)/.ready-run
 	@test -x $(VENV)/lock/bin/pip-compile || { $(BIN)/python -m venv $(VENV)/lock \
 	  && $(VENV)/lock/bin/python -m pip install --disable-pip-version-check --quiet pip-tools; }
-	@cd requirements && for name in runtime build dev; do \
+	@cd requirements && for name in runtime build dev clients; do \
 	  echo "requirements/$$name.txt"; $(subst $(VENV)/,../$(VENV)/,$(LOCK)) -o $$name.txt $$name.in \
 	  || exit 1; done
 

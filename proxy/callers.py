@@ -65,11 +65,11 @@ class Callers:
         except Exception:
             log.exception("internal error")
             refusal = Refusal("internal-error", "The proxy met a fault of its own; see its log.")
-        return self._replies.refuse(refusal, None)
+        return self._replies.refuse(refusal, None, arrival.request)
 
     async def _handle(self, arrival: Arrival) -> Reply:
         if arrival.bad is not None:
-            return self._replies.refuse(arrival.bad, None)
+            return self._replies.refuse(arrival.bad, None, arrival.request)
         rules, policy, request = self._engine.rules, self._settings.policy, arrival.request
         read = False
         try:
@@ -82,13 +82,13 @@ class Callers:
                 request, read = await self._with_body(arrival), True
                 matched = examined.choose(request)
         except BadPath as error:
-            return self._replies.refuse(Refusal("bad-request", str(error)), None)
+            return self._replies.refuse(Refusal("bad-request", str(error)), None, request)
         except TooLarge:
             detail = f"The limit is {self._settings.request_body} bytes (limits.request_body)."
-            return self._replies.refuse(Refusal("request-too-large", detail), None)
+            return self._replies.refuse(Refusal("request-too-large", detail), None, request)
         except Incomplete:
             detail = "The body broke off before its end; nothing was sent."
-            return self._replies.refuse(Refusal("bad-request", detail), None)
+            return self._replies.refuse(Refusal("bad-request", detail), None, request)
         endpoint = matched.endpoint if matched is not None else None
         if isinstance(kind, Passing):
             return await self._pass(arrival, request, endpoint, kind, read)
@@ -98,7 +98,7 @@ class Callers:
         mode = stricter(policy.mode, endpoint.mode) if endpoint is not None else policy.mode
         if mode != "enforce" and read:
             return await self._observe(arrival, request, endpoint, mode, call.code)
-        return self._replies.refuse(call, endpoint)
+        return self._replies.refuse(call, endpoint, request)
 
     def _fits(self, arrival: Arrival) -> bool:
         length = arrival.content_length
@@ -124,7 +124,7 @@ class Callers:
             if not str(named.operation).startswith(f"{call.run}/"):
                 # What another run does is not this one's to know.
                 named = replace(named, operation=None, state=None, external_id=None)
-            return self._replies.refuse(named, call.endpoint)
+            return self._replies.refuse(named, call.endpoint, call.request)
         bound = self._bind(call, newest)
         if newest is not None and _worded_anew(call, newest):
             history = await self._ledger.history(newest.key)
@@ -357,7 +357,7 @@ class Callers:
         )
         match opened:
             case Denied(reason):
-                return self._replies.refuse(Refusal("egress-denied", reason), None)
+                return self._replies.refuse(Refusal("egress-denied", reason), None, request)
             case NotSent(reason):
                 return self._replies.refuse(Refusal("upstream-not-reached", reason), None)
             case Lost(reason):

@@ -17,7 +17,7 @@ from proxy.core.decide import Answer, Decision, Hold, Refuse
 from proxy.core.fingerprint import DuplicateMember, canonical, differences
 from proxy.core.intent import placed
 from proxy.core.kept import keep
-from proxy.core.model import EMPTY
+from proxy.core.model import EMPTY, Request
 from proxy.core.model import Answer as HttpAnswer
 from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.placement import CannotPlace
@@ -54,7 +54,7 @@ class Replies:
                 return await self._answer(bound, decision, answer, how)
             case Refuse(refusal=refusal):
                 named = await self.with_fields(bound.call, refusal)
-                return self.refuse(named, bound.endpoint)
+                return self.refuse(named, bound.endpoint, _request_of(bound))
             case _:
                 return self.impatient(bound, decision)
 
@@ -159,14 +159,23 @@ class Replies:
             state=str(operation.state) if operation is not None else None,
             retry_after=RETRY_AFTER,
         )
-        return self.refuse(refusal, bound.endpoint)
+        return self.refuse(refusal, bound.endpoint, _request_of(bound))
 
-    def refuse(self, refusal: Refusal, endpoint: Endpoint | None) -> Reply:
+    def refuse(
+        self, refusal: Refusal, endpoint: Endpoint | None, request: Request | None = None
+    ) -> Reply:
+        """``request``: whose host says the shape where no rule has an endpoint."""
         service, title = (endpoint.service, endpoint.name) if endpoint is not None else ("", "")
         self._metrics.decided(service, title, "refused")
         log.info("refused", code=refusal.code, operation=refusal.operation, detail=refusal.detail)
-        if endpoint is not None and endpoint.refusal is not None:
-            refusal = replace(refusal, shape=endpoint.refusal)
+        if endpoint is not None and endpoint.match is not None:
+            shape = endpoint.refusal
+        elif request is not None:
+            shape = self._engine.rules.refusal_at(request.host, request.port)
+        else:
+            shape = None
+        if shape is not None:
+            refusal = replace(refusal, shape=shape)
         attempts = None
         if refusal.operation is not None:
             with contextlib.suppress(Damaged):
@@ -186,6 +195,10 @@ class Replies:
 
     def _suppressed(self, endpoint: Endpoint, how: str) -> None:
         self._metrics.suppressed(endpoint.service, endpoint.name, how)
+
+
+def _request_of(bound: Bound) -> Request | None:
+    return bound.call.request if bound.call is not None else None
 
 
 def of_answer(

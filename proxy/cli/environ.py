@@ -13,6 +13,8 @@ from proxy.net.bundle import CA_VARIABLES
 
 PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 NO_PROXY_VARIABLES = ("NO_PROXY", "no_proxy")
+# git offers the credential only when it is asked for, unless it is told that it will be needed.
+GIT = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic"}
 UNNAMED = "-"  # a step that is not named by the credential
 DERIVED = "~"  # a step derived from the canonical body
 
@@ -30,6 +32,7 @@ def child_environment(
     """``step``: None not named here, ``auto`` derived. ``bundle``: None where TLS is not opened."""
     child = dict(parent)
     child.update(dict.fromkeys(PROXY_VARIABLES, proxy_url(listen, run, step)))
+    child.update(GIT)
     child.update(dict.fromkeys(NO_PROXY_VARIABLES, _no_proxy(parent, control)))
     if bundle is not None:
         child.update(dict.fromkeys(CA_VARIABLES, str(bundle)))

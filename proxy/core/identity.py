@@ -28,6 +28,8 @@ RUN_MEMBER: Final = "run.id"
 STEP_MEMBER: Final = "step.id"
 
 NOT_NAMED: Final = frozenset({"", "-"})  # `http://RUN:-@...`: the place is there, the name is not
+# What axios before 1.0 sends for `http://RUN@...`; as a step it would join all calls into one.
+NO_PASSWORD: Final = "undefined"
 DERIVED_STEP: Final = "~"  # `--step auto`: the step is derived from the canonical body
 
 PART_LIMIT: Final = (
@@ -96,6 +98,8 @@ class Sources:
         if self.credential is None:
             return None
         password = self.credential[1]
+        if password == NO_PASSWORD:
+            return None
         return password.partition(":")[0] if self.tokens else password
 
     @property

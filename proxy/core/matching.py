@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Any
 from urllib.parse import unquote
 
 from proxy.core import graphql
@@ -396,6 +397,16 @@ class RuleSet:
     def knows_host(self, host: str, port: int) -> bool:
         """Whether a rule names this host; one for any host does not."""
         return any(not index.pattern.everywhere for index, _ in self._hosts_of(host, port))
+
+    def refusal_at(self, host: str, port: int) -> Mapping[str, Any] | None:
+        """The shape that the host's clients need a refusal in, whatever the endpoint."""
+        labels = host.split(".")
+        for service in self.services:
+            if service.refusal is not None and any(
+                pattern.params(labels, port) is not None for pattern in service.hosts
+            ):
+                return service.refusal
+        return None
 
     def endpoint(self, service: str, name: str) -> Endpoint | None:
         """By its name or an earlier one (``was``)."""

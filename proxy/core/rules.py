@@ -159,3 +159,4 @@ class Service:
     confidence: str = "documented"
     checked: str = ""
     path: str = ""  # the file it came from
+    refusal: Mapping[str, Any] | None = None  # the shape where no endpoint is known

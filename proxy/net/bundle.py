@@ -16,6 +16,7 @@ CA_VARIABLES = (
     "CURL_CA_BUNDLE",
     "AWS_CA_BUNDLE",
     "GIT_SSL_CAINFO",
+    "HTTPLIB2_CA_CERTS",  # Google's API client for Python
     "NODE_EXTRA_CA_CERTS",
 )
 _USUAL = (  # where distributions keep their roots, for a Python that was built elsewhere

@@ -79,6 +79,7 @@ def _members(refusal: Refusal, detail: int, name: int, step: int) -> dict[str, A
         "state": refusal.state,
         "retryable": refusal.meaning.retryable,
         "next": todo,
+        "message": todo,  # what clients of GitHub, Twilio, Resend and AWS make their error of
         "error": {"type": "onceproxy_error", "code": refusal.code, "message": todo},
     }
     if refusal.external_id is not None:
@@ -102,6 +103,10 @@ def _names(refusal: Refusal) -> dict[str, str]:
         "{code}": refusal.code,
         "{detail}": _cut(refusal.detail, _CUTS[0][0]) or "",
         "{next}": _cut(refusal.next, _CUTS[0][2]) or "",
+        "{operation}": _cut(refusal.operation, _CUTS[0][1]) or "",
+        "{state}": refusal.state or "",
+        "{external_id}": _cut(refusal.external_id, _CUTS[0][1]) or "",
+        "{retry_after}": str(refusal.retry_after or ""),
     }
 
 

@@ -59,7 +59,15 @@ def compile_service(
         confidence=model.confidence,
         checked=model.checked,
         path=problems.file,
+        refusal=_shape(model.refusal),
     )
+
+
+def _shape(refusal: schema.RefusalOrProblem | None) -> Mapping[str, Any] | None:
+    if not isinstance(refusal, schema.Refusal):
+        return None
+    shape = {"body": refusal.body}
+    return shape if refusal.status is None else {"status": refusal.status, **shape}
 
 
 def _hosts(texts: Sequence[str], problems: Problems) -> list[HostPattern]:
@@ -269,7 +277,7 @@ class _Compiler:
                 self.problems.error(
                     where, f"{placeholder.source}: a refusal knows {', '.join(REFUSAL_NAMES)}"
                 )
-        return {"status": refusal.status, "body": refusal.body}
+        return _shape(refusal)
 
     def _answers(self) -> tuple[rules.AnswerLine, ...]:
         lines: list[rules.AnswerLine] = []

@@ -62,9 +62,10 @@ class Auth(Model):
 
 
 class Refusal(Model):
-    """The shape of a refusal where an SDK needs another than problem+json."""
+    """The shape of a refusal where an SDK needs another than problem+json: application/json with
+    this body, and with the code's own status unless one is given."""
 
-    status: int = Field(ge=200, le=599)
+    status: int | None = Field(default=None, ge=200, le=599)
     body: dict[str, Any]
 
 

@@ -22,7 +22,9 @@ from tests.clients.upstream import Upstream, upstream
 from tests.fakes.served import FREE_PORTS, ROOT, Served, environment, onceproxy, served
 
 WAYS = ("absolute", "tunnel", "gateway")
-SITES = ["things", "stripe", "openai"]
+RULED = {"stripe": "stripe", "openai": "models", "slack": "slack", "github": "github"}
+RULED |= {"google-calendar": "google-calendar"}
+SITES = ["things", *RULED, "aws", "resend", "twilio"]
 HELPERS = ROOT / "proxy" / "helpers"
 NODE = shutil.which("node")
 AGENTS = Path(__file__).parent / "agents"
@@ -37,6 +39,18 @@ endpoints:
   create:
     match: "POST /v1/things/{{name+}}"
     external_id: id
+"""
+
+PLAIN = """
+service: {service}
+hosts: [{hosts}]
+source: https://api.example.test/docs
+confidence: documented
+key: none
+signed: sigv4
+endpoints:
+  root: {{match: POST /}}
+  any: {{match: "POST /{{path+}}"}}
 """
 
 CONFIG = """
@@ -115,8 +129,7 @@ class World:
 
     def start(self, run: str, step: str | None, *command: str) -> list[Any]:
         """The same in the same environment, sooner: without the command ``onceproxy run``."""
-        said = output(list(command), self.environ(run, step))
-        return [json.loads(line) for line in said.splitlines()]
+        return lines(self.environ(run, step), *command)
 
     def operations(self, run: str) -> list[dict[str, Any]]:
         """Oldest first."""
@@ -183,15 +196,20 @@ def shipped(service: str, hosts: list[str]) -> str:
 
 
 @contextmanager
-def world(folder: Path) -> Iterator[World]:
+def world(folder: Path, *, all_ruled: bool = False) -> Iterator[World]:
+    """``all_ruled``: no host without a rule, which one client without the CA would have tunnelled
+    unopened for all."""
     ca_file, certificate = make(folder)
     with upstream(SITES, certificate) as api:
         rules = folder / "rules"
         rules.mkdir()
         quoted = ", ".join(f'"{host}"' for host in api["things"].hosts)
         (rules / "things.yaml").write_text(THINGS.format(hosts=quoted))
-        (rules / "stripe.yaml").write_text(shipped("stripe", api["stripe"].hosts))
-        (rules / "models.yaml").write_text(shipped("models", api["openai"].hosts))
+        for site, service in RULED.items():
+            (rules / f"{service}.yaml").write_text(shipped(service, api[site].hosts))
+        for site in set(SITES) - {"things", *RULED} if all_ruled else ():
+            hosts = ", ".join(f'"{host}"' for host in api[site].hosts)
+            (rules / f"{site}.yaml").write_text(PLAIN.format(service=site, hosts=hosts))
         gateway = f"127.0.0.1:{free_port()}"
         allowed = ", ".join(f'"{host}"' for site in SITES for host in api[site].hosts)
         config = folder / "config.yaml"
@@ -210,10 +228,15 @@ def free_port() -> int:
     return port
 
 
+def lines(environ: Mapping[str, str], *command: str) -> list[Any]:
+    """The JSON lines that a command prints in this environment."""
+    return [json.loads(line) for line in output(list(command), environ).splitlines()]
+
+
 def output(command: list[str], environ: Mapping[str, str]) -> bytes:
     """What a command prints; a failure is the test's."""
     done = subprocess.run(
-        command, env={**environment(), **environ}, capture_output=True, timeout=60, check=False
+        command, env={**environment(), **environ}, capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout

@@ -230,3 +230,9 @@ def test_no_two_of_100_000_identities_share_a_key() -> None:
         f"{encode_part(run)}/{encode_part(step)}/stripe.refunds.create/v1" for run, step in pairs
     }
     assert len(keys) == len(pairs) == 100_000
+
+
+def test_a_password_that_a_client_calls_undefined_is_no_step() -> None:
+    """axios before 1.0 sends it for ``http://RUN@...``: all its calls would be one step."""
+    found = identify(Sources(credential=("case-7", "undefined")))
+    assert (found.run, found.step) == ("case-7", None)
