@@ -191,7 +191,7 @@ class Callers:
     def _ever_left(self, bound: Bound) -> bool:
         """Whether anything may have left in an earlier flight or life."""
         operation = self._engine.load(bound).operation
-        return operation is not None and operation.undecided
+        return operation is not None and self._engine.may_have_left(operation)
 
     async def _twin_done(self, flight: Flight, bound: Bound) -> bool:
         """Whether the twin in flight ended before this caller's patience did."""

@@ -615,6 +615,11 @@ class Engine:
             return None
         return gap.since
 
+    def may_have_left(self, operation: Operation) -> bool:
+        """Whether an undecided attempt may have been sent, by the row and by what is known here."""
+        open_ = (a.number for a in operation.attempts if a.undecided)
+        return any((operation.key, number) not in self._unsent for number in open_)
+
     def owes(self, operation: Operation) -> bool:
         """Whether the row is behind what this process knows."""
         return operation.key in self._owed
