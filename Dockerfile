@@ -19,14 +19,15 @@ FROM python:3.11-slim
 LABEL org.opencontainers.image.title="onceproxy" \
       org.opencontainers.image.description="A forward proxy that makes an agent's external writes happen once" \
       org.opencontainers.image.licenses="MIT"
-RUN useradd --system --uid 10001 --home-dir /var/lib/onceproxy --create-home onceproxy
+RUN useradd --system --uid 10001 --home-dir /var/lib/onceproxy --create-home onceproxy \
+ && chmod 0700 /var/lib/onceproxy
 COPY --from=build /opt/onceproxy /opt/onceproxy
 ENV PATH=/opt/onceproxy/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     ONCEPROXY_STATE_DIR=/var/lib/onceproxy \
     ONCEPROXY_LISTEN=0.0.0.0:8901 \
     ONCEPROXY_PROBE=0.0.0.0:8903
-USER onceproxy
+USER 10001
 # The ledger must outlive the container: without a volume a restart remembers nothing.
 VOLUME /var/lib/onceproxy
 EXPOSE 8901 8903
