@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from proxy import failpoints
 from proxy.core.decide import state as by_state
 from proxy.core.model import Answer, Answered, Body
 from proxy.engine import Engine
@@ -63,6 +65,8 @@ def no_flights(patch: Patch = setattr) -> None:
     depart = Engine.depart
 
     def apart(self: Engine, bound: Any) -> Any:
+        if not isinstance(self._flights, _Forgetful):
+            self._flights = _Forgetful()
         self._flights.pop(bound.base, None)
         return depart(self, bound)
 
@@ -96,9 +100,19 @@ def swallowed_error(patch: Patch = setattr) -> None:
     patch(SqliteLedger, "commit", careless)
 
 
+def cancelled(patch: Patch = setattr) -> None:
+    """Not a bug, but what a failpoint that raises then does: the task is cancelled there."""
+    patch(failpoints, "InjectedFault", asyncio.CancelledError)
+
+
 def key_for_ever(patch: Patch = setattr) -> None:
     """The lifetime that a rule states for its API's keys is not looked at."""
     patch(by_state, "_key_holds", lambda _, operation: operation.intent.upstream_key is not None)
+
+
+class _Forgetful(dict[str, Any]):
+    def __delitem__(self, key: str) -> None:
+        self.pop(key, None)
 
 
 class _Anything(bytes):
@@ -122,5 +136,6 @@ PLANTS: dict[str, Callable[..., None]] = {
         sync_normal,
         swallowed_error,
         key_for_ever,
+        cancelled,
     )
 }
