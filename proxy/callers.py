@@ -86,6 +86,10 @@ class Callers:
         except TooLarge:
             detail = f"The limit is {self._settings.request_body} bytes (limits.request_body)."
             return self._replies.refuse(Refusal("request-too-large", detail), None, request)
+        except OSError as error:  # no disk for it, or no descriptor
+            log.error("body not kept", detail=error.strerror)
+            detail = f"The body could not be kept: {error.strerror}; nothing was sent."
+            return self._replies.refuse(Refusal("too-busy", detail), None, request)
         except Incomplete:
             detail = "The body broke off before its end; nothing was sent."
             return self._replies.refuse(Refusal("bad-request", detail), None, request)

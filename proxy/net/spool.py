@@ -26,24 +26,29 @@ PIECE = 1 << 16  # read and written at a time: one send buffer's worth
 class FileSpool:
     """A finished body in an unnamed file. May be read any number of times, also at once."""
 
-    __slots__ = ("_file", "_size")
+    __slots__ = ("_descriptor", "_size")
 
     def __init__(self, file: IO[bytes], size: int) -> None:
-        self._file = file
+        """Takes the file over."""
+        # A bare descriptor: of a file object nobody can say whether it or this is dropped first.
+        self._descriptor = -1
+        self._descriptor = os.dup(file.fileno())
+        file.close()
         self._size = size
 
     def chunks(self) -> Iterator[bytes]:
         offset = 0
         while offset < self._size:
             # pread has its own position, so that two readers do not disturb each other.
-            data = os.pread(self._file.fileno(), PIECE, offset)
+            data = os.pread(self._descriptor, PIECE, offset)
             if not data:
                 raise OSError("a spooled body is shorter than it was written")
             offset += len(data)
             yield data
 
     def __del__(self) -> None:
-        self._file.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
 
 class Collector:
@@ -75,10 +80,15 @@ class Collector:
     def finish(self) -> Body:
         if self._file is not None:
             self._file.flush()
-            return Body(self.size, self._digest.hexdigest(), None, FileSpool(self._file, self.size))
+            file, self._file = self._file, None
+            return Body(self.size, self._digest.hexdigest(), None, FileSpool(file, self.size))
         if not self.size:
             return EMPTY
         return Body(self.size, self._digest.hexdigest(), b"".join(self._pieces))
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()  # a body that broke off
 
 
 def arrived(payload: StreamReader, paused: bool) -> bytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
+import tempfile
 
 import pytest
 
 from tests.fakes.door import open_passing_door
 from tests.fakes.rawclient import RawClient
 from tests.fakes.rawserver import OK, Connection, RawServer, Received, answering
-from tests.fakes.whole import outcome
+from tests.fakes.whole import assert_refused, outcome
 from tests.http.world import GATEWAY, PROXY, TUNNEL, WAIT, World, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -263,7 +265,7 @@ async def record(client: RawClient) -> bytes:
     return head + await client.reader.readexactly(int.from_bytes(head[3:], "big"))
 
 
-@pytest.mark.duty("A-31", "C-28")
+@pytest.mark.duty("A-31", "C-28", "C-29")
 async def test_a_caller_that_leaves_finds_its_outcome_when_it_comes_back(
     w: World, way: str
 ) -> None:
@@ -278,6 +280,8 @@ async def test_a_caller_that_leaves_finds_its_outcome_when_it_comes_back(
         await client.send(w.fill(way, write(f"leaves-{way}", kind="bare")))
         await until(lambda: len(w.arrived) == 1)
         client.writer.transport.abort()
+    running = await w.door.operation(f"exchanges/leaves-{way}/things.bare/v1")
+    assert running["state"] == "in_flight"  # nobody waits for it, and it shows
     go.set()
     again = await w.ask(way, write(f"leaves-{way}", kind="bare"))
     assert (again.status, again.body) == (200, b"ok")
@@ -373,6 +377,89 @@ async def test_one_host_spelled_in_three_ways_is_one_operation(w: World) -> None
     assert len(w.arrived) == 1
     assert [outcome(got) for got in answers] == ["sent", "replayed", "replayed"]
     assert len({got.all("onceproxy-operation")[0] for got in answers}) == 1
+
+
+async def test_a_body_for_which_there_is_no_disk_is_refused_before_anything_is_sent(
+    w: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    raw = write("no-disk", body='"' + "x" * (3 << 20) + '"')
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryFile", full)
+        got = await w.ask(PROXY, raw)
+    assert w.arrived == []
+    assert_refused(got, 503, "too-busy", "Nothing was sent")
+    assert outcome(await w.ask(PROXY, raw)) == "sent"
+    assert len(w.arrived) == 1
+
+
+@pytest.mark.duty("C-27")
+@pytest.mark.parametrize("size", [1, 5 << 20])
+async def test_what_is_sent_again_is_the_same_to_the_byte(w: World, size: int) -> None:
+    async def lost_once(received: Received, connection: Connection) -> None:
+        if len(w.arrived) == 1:
+            connection.reset()
+        else:
+            await connection.send(OK)
+
+    w.answers(lost_once)
+    body = '"' + "x" * size + '"'
+    got = await w.ask(PROXY, write(f"again-{size}", body=body))
+    first, second = w.arrived
+    assert first.body == second.body == body.encode()
+    key = f"exchanges/again-{size}/things.keyed/v1"
+    assert first.all("idempotency-key") == second.all("idempotency-key") == [key]
+    assert (got.status, got.body) == (200, b"ok")
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Le"
+MOMENTS = {  # what the service has sent when it happens
+    "before-head": b"",
+    "mid-head": HALF,
+    "mid-body": b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab",
+    "after-body": OK,
+}
+
+
+@pytest.mark.duty("C-37")
+@pytest.mark.parametrize("kind", ["passing", "bare"])
+@pytest.mark.parametrize("how", ["reset", "end", "stall"])
+async def test_however_a_service_fails_a_part_is_never_a_whole(
+    w: World, how: str, kind: str
+) -> None:
+    async def failing(received: Received, connection: Connection) -> None:
+        said = next(m for m in MOMENTS if f"/{m}" in received.target)
+        await connection.send(MOMENTS[said])
+        if how == "reset":
+            connection.reset()
+        elif how == "end":
+            connection.close()
+        elif said != "after-body":
+            await connection.reader.read()
+
+    async def one(moment: str) -> bytes:
+        raw = write(f"{moment}-{how}", kind="bare")
+        if kind == "passing":
+            raw = f"GET {{/{moment}}} HTTP/1.1\r\nHost: {{host}}\r\n\r\n"
+        raw = raw.replace("Host", "Connection: close\r\nHost", 1)
+        async with w.client(PROXY) as client:
+            await client.send(w.fill(PROXY, raw))
+            return await client.closed()
+
+    w.answers(failing)
+    async with asyncio.timeout(2 * WAIT):
+        answers = dict(zip(MOMENTS, await asyncio.gather(*map(one, MOMENTS)), strict=True))
+    assert len(w.arrived) == len(MOMENTS)
+    for moment, answer in answers.items():
+        status, body = answer[9:12], answer.partition(b"\r\n\r\n")[2]
+        if moment == "after-body":
+            assert (status, body) == (b"200", b"ok"), answer
+        elif moment == "mid-body" and kind == "passing":
+            assert (status, body) == (b"200", b"ab"), answer  # of nine
+        else:
+            assert status in (b"409", b"424", b"502"), answer
 
 
 @pytest.mark.duty("C-15")

@@ -109,7 +109,10 @@ async def world(folder: Path, **options: Any) -> AsyncIterator[World]:
     tls.load_cert_chain(certificate)
     async with RawServer() as plain, RawServer(tls=tls) as secure:
         rules = RULES.replace("{plain}", str(plain.port)).replace("{secure}", str(secure.port))
-        given = {"upstream": {"ca_file": str(ca_file), "timeout": "3s"}, **options}
+        given = {
+            "upstream": {"ca_file": str(ca_file), "timeout": "3s", "idle_timeout": "2s"},
+            **options,
+        }
         async with whole(folder, rules, **given) as door:
             ca = door.state_dir / "ca" / "ca.pem"
             trust = ssl.create_default_context(cafile=str(ca))

@@ -19,6 +19,7 @@ from tests.fakes.rawclient import RawClient
 from tests.fakes.rawserver import RawServer
 
 
+@pytest.mark.duty("A-37")
 @pytest.mark.parametrize(
     "address",
     [
@@ -117,6 +118,7 @@ def test_own_ports_are_closed_on_every_address_of_this_machine() -> None:
     assert Egress(own_ports=[443]).objection("name.test", "1.1.1.1", 443) is None
 
 
+@pytest.mark.duty("A-39", "C-23")
 @pytest.mark.parametrize(
     ("allow", "deny", "host", "address", "port", "open_"),
     [
@@ -182,6 +184,7 @@ def test_a_host_that_a_rule_names_is_open_and_the_objection_prints_the_line_to_a
     )
 
 
+@pytest.mark.duty("A-37")
 @pytest.mark.parametrize("host", ["2130706433", "0x7f.1", "0x7f000001", "127.1", "0177.0.0.1"])
 def test_other_spellings_of_addresses_are_closed(host: str) -> None:
     assert Egress().literal(host, 80) is not None
@@ -206,6 +209,7 @@ class Changing(AbstractResolver):
     async def close(self) -> None: ...
 
 
+@pytest.mark.duty("A-38")
 async def test_only_addresses_that_passed_are_handed_on() -> None:
     resolver = GuardedResolver(Egress(), Changing(["10.0.0.1", "1.1.1.1", "::1"]))
     assert [r["host"] for r in await resolver.resolve("name.test", 80)] == ["1.1.1.1"]
@@ -275,6 +279,7 @@ async def test_a_denied_address_is_not_even_connected_to(host: str) -> None:
         assert server.connections == 0
 
 
+@pytest.mark.duty("C-24")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_an_allowed_inner_address_is_called(host: str) -> None:
     async with RawServer() as server:
@@ -400,6 +405,7 @@ async def test_a_parent_proxy_is_not_asked_for_what_is_closed(host: str, port: i
         assert parent.connections == 0
 
 
+@pytest.mark.duty("A-40", "C-22")
 async def test_a_parent_proxy_on_an_inner_address_is_used_and_literals_are_still_judged() -> None:
     async with RawServer() as parent:
         proxy = f"http://127.0.0.1:{parent.port}"
@@ -433,6 +439,7 @@ async def test_the_caller_gets_a_403_with_the_line_to_add(way: str) -> None:
         assert server.connections == 0
 
 
+@pytest.mark.duty("A-11")
 async def test_the_proxy_does_not_call_itself_even_where_loopback_is_open() -> None:
     egress = Egress(allow=["127.0.0.0/8", "localhost"])
     async with (

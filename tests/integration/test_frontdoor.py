@@ -254,6 +254,7 @@ async def test_identity_comes_from_each_of_its_places(
     assert (said(got)["run"], said(got)["step"]) == (run, step)
 
 
+@pytest.mark.duty("A-42")
 @pytest.mark.parametrize(
     "field",
     [

@@ -59,6 +59,7 @@ def test_identity_survives_the_two_decodings_of_its_way() -> None:
     assert proxy_url(Address("0.0.0.0", 1), "r", "s") == "http://r:s@127.0.0.1:1"
 
 
+@pytest.mark.duty("A-41", "C-20")
 def test_the_command_gets_every_variable_its_clients_may_read() -> None:
     child = child_environment(
         {"NO_PROXY": "intranet, 10.0.0.1", "PYTHONPATH": "/mine", "NODE_OPTIONS": "--max-x=1"},

@@ -104,6 +104,7 @@ async def test_a_call_with_another_credential_than_its_tunnel_is_refused(door: F
         assert (await client.ask(call.format("cjp0"))).status == 400
 
 
+@pytest.mark.duty("C-19")
 async def test_plain_http_in_a_tunnel_is_served(door: FrontDoor, echo: Echo) -> None:
     async with RawClient(door.port) as client:
         # Both in one segment, as some clients do.
@@ -117,6 +118,7 @@ async def test_plain_http_in_a_tunnel_is_served(door: FrontDoor, echo: Echo) -> 
     assert echo.bodies == [b"ab"]
 
 
+@pytest.mark.duty("A-9")
 async def test_a_hello_that_comes_with_its_connect_is_not_lost(
     door: FrontDoor, trusting: ssl.SSLContext
 ) -> None:
@@ -309,6 +311,7 @@ async def test_which_tls_is_opened_is_configured(
         assert seen.seen == ([] if opened else [("localhost", "not-intercepted")])
 
 
+@pytest.mark.duty("A-36")
 async def test_a_client_that_speaks_only_http2_is_passed_on(
     authority: CertificateAuthority, tmp_path: Path
 ) -> None:
@@ -329,6 +332,7 @@ async def test_a_client_that_speaks_only_http2_is_passed_on(
         assert seen.seen == [("localhost", "h2")]
 
 
+@pytest.mark.duty("A-36")
 async def test_a_client_that_offers_both_gets_http1(
     door: FrontDoor, trusting: ssl.SSLContext
 ) -> None:
@@ -442,6 +446,7 @@ async def test_a_rule_that_comes_later_ends_the_blind_tunnels_of_a_host(
         assert server.connections == 0
 
 
+@pytest.mark.duty("C-21")
 async def test_a_client_that_rejects_the_ca_is_named_once_on_hosts_with_rules(
     authority: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -494,6 +499,7 @@ def test_an_authority_near_its_end_is_replaced(tmp_path: Path) -> None:
     assert CertificateAuthority.open(tmp_path / "ca", now=lambda: later).pem != made.pem
 
 
+@pytest.mark.duty("C-9")
 def test_leaves_are_short_have_their_own_key_and_name_their_issuer(
     authority: CertificateAuthority,
 ) -> None:
@@ -515,6 +521,7 @@ def test_a_long_name_has_no_common_name_and_a_critical_alternative_name(
     assert leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).critical
 
 
+@pytest.mark.duty("C-10")
 def test_contexts_are_kept_until_they_age_and_are_bounded(tmp_path: Path) -> None:
     moment = [datetime.now(UTC).timestamp()]
     authority = CertificateAuthority.open(tmp_path / "ca", now=lambda: moment[0])

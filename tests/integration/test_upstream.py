@@ -65,6 +65,7 @@ async def drain(opened: Opened, into: list[bytes]) -> None:
 # One request on the wire
 
 
+@pytest.mark.duty("C-25")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fresh", [True, False])
 async def test_a_service_that_reads_and_closes_gets_the_request_once_on_a_first_connection(
@@ -76,6 +77,7 @@ async def test_a_service_that_reads_and_closes_gets_the_request_once_on_a_first_
         assert len(server.requests) == 1
 
 
+@pytest.mark.duty("C-25")
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_service_that_reads_and_closes_gets_the_request_once_on_a_reused_connection(
     upstream: Upstream, method: str
@@ -93,6 +95,7 @@ async def test_a_service_that_reads_and_closes_gets_the_request_once_on_a_reused
         assert [r.connection for r in server.requests] == [1, 1]
 
 
+@pytest.mark.duty("C-26")
 @pytest.mark.parametrize("method", METHODS)
 async def test_a_reset_after_the_request_is_lost_and_not_sent_again(
     upstream: Upstream, method: str
@@ -147,6 +150,7 @@ async def test_a_spooled_body_is_sent_once_and_whole(upstream: Upstream, tmp_pat
 # Not sent, or lost
 
 
+@pytest.mark.duty("A-32")
 async def test_a_refused_connection_is_not_sent(upstream: Upstream) -> None:
     async with RawServer() as server:
         pass  # its port is closed now
@@ -159,6 +163,7 @@ async def test_a_name_that_does_not_resolve_is_not_sent(upstream: Upstream) -> N
     assert isinstance(result, NotSent)
 
 
+@pytest.mark.duty("A-50")
 async def test_an_untrusted_certificate_is_not_sent(upstream: Upstream, tmp_path: Path) -> None:
     authority = CertificateAuthority.open(tmp_path / "ca")
     async with RawServer(tls=authority.context("127.0.0.1")) as server:
@@ -195,6 +200,7 @@ async def test_a_trusted_certificate_is_used(tmp_path: Path) -> None:
         await upstream.close()
 
 
+@pytest.mark.duty("A-32")
 async def test_no_answer_in_time_is_lost(upstream: Upstream) -> None:
     async def silence(received: Received, connection: Connection) -> None: ...
 
@@ -530,6 +536,7 @@ async def test_a_cancelled_send_gives_its_connection_up(upstream: Upstream) -> N
 # Parent proxies and tunnels
 
 
+@pytest.mark.duty("A-40")
 async def test_a_parent_proxy_gets_absolute_form_and_its_own_credential() -> None:
     async with RawServer() as parent:
         upstream = Upstream(proxy=f"http://user:pass@127.0.0.1:{parent.port}")
