@@ -48,7 +48,7 @@ SHIPPED = Path(__file__).parents[2] / "rules"
         ("api.openai.com", "/v1/chat/completions"),
         ("api.anthropic.com", "/v1/messages"),
         ("models.example.test", "/v1/chat/completions"),
-        ("collector.example.test", "/v1/traces"),
+        ("api.datadoghq.com", "/api/v2/series"),
     ],
 )
 async def test_h10_prompts_and_telemetry_of_one_step_are_all_sent_and_never_recorded(
