@@ -316,6 +316,7 @@ class App:
         config, limits = self._config, self._config.limits
         return FrontDoor(
             self._metrics.measuring(callers.handle, self._clock, _outcome),
+            self._metrics.measuring_at_once(callers.at_once, self._clock),
             ca=authority,
             intercept=config.tls.intercept,
             knows_host=self._knows_host,

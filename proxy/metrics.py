@@ -238,6 +238,20 @@ class Metrics:
 
         return measured
 
+    def measuring_at_once(
+        self, at_once: Callable[[A], R | None], clock: Clock
+    ) -> Callable[[A], R | None]:
+        """The same for replies that wait for nothing: all of their time is the proxy's."""
+
+        def measured(arrival: A) -> R | None:
+            began = clock.monotonic()
+            reply = at_once(arrival)
+            if reply is not None:
+                self._overhead.observe(max(0.0, clock.monotonic() - began))
+            return reply
+
+        return measured
+
     def reconciled(self, service: str, result: str) -> None:
         """found | absent | several | inconclusive"""
         self._reconciled.labels(self._service(service), result).inc()

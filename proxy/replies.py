@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import structlog
 
@@ -51,24 +52,27 @@ class Replies:
     ) -> Reply:
         match decision:
             case Answer():
-                return await self._answer(bound, decision, answer, how)
+                if answer is None or answer.body is None:
+                    answer = await self._recorded(decision.operation)
+                return self.give(bound, decision, answer, how)
             case Refuse(refusal=refusal):
                 named = await self.with_fields(bound.call, refusal)
                 return self.refuse(named, bound.endpoint, _request_of(bound))
             case _:
                 return self.impatient(bound, decision)
 
-    async def _answer(
-        self, bound: Bound, decision: Answer, answer: HttpAnswer | None, how: str
-    ) -> Reply:
+    async def _recorded(self, operation: Operation) -> HttpAnswer:
+        answer = await self._ledger.answer_of(operation.key)
+        if answer is not None:
+            return answer
+        end = operation.outcome if operation.outcome is not None else operation.last
+        if operation.state is State.SUCCEEDED or end is None or end.status is None:
+            raise Damaged(f"the answer of {operation.key} is gone")
+        return HttpAnswer(end.status, "", (), EMPTY)
+
+    def give(self, bound: Bound, decision: Answer, answer: HttpAnswer, how: str) -> Reply:
+        """The reply with a recorded answer; what there is to note of it is noted."""
         operation, outcome = decision.operation, decision.operation.outcome
-        if answer is None or answer.body is None:
-            answer = await self._ledger.answer_of(operation.key)
-        if answer is None:
-            end = outcome if outcome is not None else operation.last
-            if operation.state is State.SUCCEEDED or end is None or end.status is None:
-                raise Damaged(f"the answer of {operation.key} is gone")
-            answer = HttpAnswer(end.status, "", (), EMPTY)
         if outcome is not None and outcome.how == "resolved":
             how = "resolved"
         for event in self._notes(bound, decision, how):
@@ -219,14 +223,18 @@ def of_answer(
     if how == "replayed":
         added.append(("Idempotent-Replayed", "true"))
         if operation.outcome is not None:
-            at = datetime.fromtimestamp(operation.outcome.at, UTC)
-            text = at.isoformat(timespec="seconds").replace("+00:00", "Z")
-            added.append(("Onceproxy-Recorded-At", text))
+            added.append(("Onceproxy-Recorded-At", _moment(operation.outcome.at)))
     headers = tuple(pair for pair in answer.headers if pair[0].lower() not in OUR_HEADERS)
     body = stream if stream is not None else (answer.body or EMPTY)
     return Reply(
         answer.status, answer.reason, (*headers, *added), body, length=length, delivered=delivered
     )
+
+
+@lru_cache(maxsize=1024)
+def _moment(at: float) -> str:
+    """Seconds since the epoch as an RFC 3339 date and time."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def nobody_asks(whole: bool) -> None:

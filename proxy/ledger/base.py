@@ -211,6 +211,11 @@ class Ledger(Protocol):
         """The sealed answer, or None where it is not kept. Raises Damaged."""
         ...
 
+    def answer_at_hand(self, key: str) -> Answer | None:
+        """The sealed answer where it is small, so that reading it takes microseconds; None where it
+        is not, or is not kept. Raises Damaged."""
+        ...
+
     async def commit(self, change: Change) -> Operation:
         """Make one change durable and return the operation with its new revision. A change has at
         least one event (ValueError): the history explains every row.

@@ -2,8 +2,8 @@
 
 Laws kept here: a row that does not fit its hash is ``Damaged``, never a value and never absent;
 what is read back is equal to what was written (text that is not UTF-8, endless durations and big
-numbers included). Fields that hold their default are left out, so that a field added later needs
-no migration.
+numbers included). A field that a row does not have holds its default, so that one added later
+needs no migration.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from operator import attrgetter
-from types import SimpleNamespace
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import orjson
@@ -106,8 +104,8 @@ def encode(operation: Operation) -> Row:
         operation.delivered_epoch,
         operation.revision,
         _intents.text_of(intent),
-        f"[{','.join([dumps(_ATTEMPT.sparse(attempt)) for attempt in operation.attempts])}]",
-        None if outcome is None else dumps(_OUTCOME.sparse(outcome)),
+        _record(operation.attempts),
+        None if outcome is None else _record(outcome),
     )
     return (*columns, row_hash(columns))
 
@@ -355,45 +353,15 @@ def _endless(value: Any) -> bool:
 # Dataclasses
 
 
-class _Form:
-    """How a dataclass becomes a JSON object without the fields that hold their default.
-
-    ``together``: fields that mostly differ from it together, so that one look at all of them will
-    do: they are left out only when all hold their default. The others are seldom anything else."""
-
-    def __init__(self, kind: type[Any], *together: Sequence[str]) -> None:
-        usual = SimpleNamespace(**{f.name: f.default for f in fields(kind)})
-        named = {name for names in together for name in names}
-        self._together = [(names, take := attrgetter(*names), take(usual)) for names in together]
-        self._seldom = {name: value for name, value in vars(usual).items() if name not in named}
-        self._take_seldom = attrgetter(*self._seldom)
-        self._usually = self._take_seldom(usual)
-
-    def sparse(self, value: Any) -> dict[str, Any]:
-        data: dict[str, Any] = {}
-        for names, take, usual in self._together:
-            held = take(value)
-            if held != usual:
-                data.update(zip(names, held, strict=True))
-        if self._take_seldom(value) != self._usually:
-            for name, usual in self._seldom.items():
-                held = getattr(value, name)
-                if held != usual:
-                    data[name] = held
-        return data
+def _record(value: Intent | Outcome | tuple[Attempt, ...]) -> str:
+    """JSON of a dataclass, or of several. Without a walk over its fields in Python: an operation's
+    row is made twice for each call."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # lone surrogates
+        return _slow_json(list(map(asdict, value)) if isinstance(value, tuple) else asdict(value))
 
 
-_INTENT = _Form(
-    Intent,
-    ("fingerprint", "core_fingerprint", "rule_digest", "credential", "body_sha256", "body_size"),
-    ("upstream_key", "key_place", "valid_for", "keeps"),
-)
-_ATTEMPT = _Form(
-    Attempt,
-    ("number", "started_at", "keyed", "credential"),
-    ("end", "ended_at", "reason", "status"),
-)
-_OUTCOME = _Form(Outcome, ("succeeded", "how", "status", "external_id", "at", "attempt"))
 _STATES: dict[str, State | None] = {"": None, **{state.value: state for state in State}}
 _ENDS = {end.value: end for end in End}
 
@@ -408,10 +376,8 @@ class _Intents:
         known = self._known.get(id(intent))
         if known is not None and known[0] is intent:  # a number is used again after its object
             return known[1]
-        data = _INTENT.sparse(intent)
-        if intent.core_fingerprint == intent.fingerprint:
-            del data["core_fingerprint"]  # of most endpoints
-        made = dumps(data)
+        # orjson would write an endless key as one whose end is not stated.
+        made = _slow_json(asdict(intent)) if intent.valid_for == math.inf else _record(intent)
         if len(self._known) >= REMEMBERED:
             self._known.clear()
         self._known[id(intent)] = (intent, made)

@@ -125,6 +125,10 @@ class MemoryLedger:
         packed = self._contents.get((key, "request"))
         return None if packed is None else codec.unpack_request(packed)
 
+    def answer_at_hand(self, key: str) -> Answer | None:
+        packed = self._contents.get((key, "answer"))
+        return None if packed is None else codec.unpack_answer(packed)
+
     async def answer_of(self, key: str) -> Answer | None:
         packed = self._contents.get((key, "answer"))
         return None if packed is None else codec.unpack_answer(packed)

@@ -59,6 +59,7 @@ from proxy.ledger.chain import START, Head, HeadFile, went_back
 from proxy.ledger.codec import COLUMNS
 from proxy.ledger.group import Entry, GroupCommit
 from proxy.ledger.lock import LockFile, network_file_system
+from proxy.ledger.recent import Recent
 from proxy.ledger.schema import create_file, prepare, reader
 from proxy.ledger.seal import Sealer, content_identity
 
@@ -160,6 +161,7 @@ class SqliteLedger:
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         self._head_file = HeadFile(path.with_name(path.name + ".head"))
         self._decoder = codec.Reader()  # of the loop's thread
+        self._recent = Recent()
         self._noted: dict[str, list[Entry]] = {}
         self._runs: dict[str, RunRow] = {}
         self._content_numbers = count(1)  # one step, since large bodies are sealed in threads
@@ -267,7 +269,11 @@ class SqliteLedger:
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         newest: Operation | None = None
         for name in (base, *names):
-            found = self._known(_NEWEST, _HISTORY_OF_ANY, _versions(name), name)
+            found = self._recent.operation(name)
+            if found is not None:
+                found = self._with_notes(found)
+            else:
+                found = self._known(_NEWEST, _HISTORY_OF_ANY, _versions(name), name)
             if found is not None and (newest is None or found.version > newest.version):
                 newest = found
         return newest
@@ -339,6 +345,15 @@ class SqliteLedger:
     async def answer_of(self, key: str) -> Answer | None:
         packed = await self._content(key, "answer")
         return None if packed is None else codec.unpack_answer(packed)
+
+    def answer_at_hand(self, key: str) -> Answer | None:
+        answer = self._recent.answer(key)
+        if answer is None:
+            packed = self._short(key, "answer")
+            if isinstance(packed, bytes):
+                answer = codec.unpack_answer(packed)
+                self._recent.keep_answer(key, answer)
+        return answer
 
     # Writing
 
@@ -528,6 +543,8 @@ class SqliteLedger:
 
     def _settled(self, batch: Sequence[Entry]) -> None:
         for entry in batch:
+            if entry.operation or entry.moves or entry.forgets:
+                self._recent.forget(entry.key.rpartition("/")[0])
             if entry.moves is not None:
                 noted = self._noted[entry.key]
                 noted.remove(entry)
@@ -548,7 +565,10 @@ class SqliteLedger:
         rows = self._rows(sql, values)
         if not rows or rows[0][0] is None:  # max() of nothing
             return None
-        return self._with_notes(self._decoder.decode(rows[0][:_WIDTH]))
+        found = self._decoder.decode(rows[0][:_WIDTH])
+        if sql is _NEWEST:
+            self._recent.keep(found)
+        return self._with_notes(found)
 
     def _known(self, sql: str, history: str, values: Sequence[str], name: str) -> Operation | None:
         """The operation of a row. Where there is none, the history must not know it either; a
@@ -569,6 +589,15 @@ class SqliteLedger:
             raise explain(error) from error
 
     async def _content(self, key: str, kind: str) -> bytes | None:
+        packed = self._short(key, kind)
+        if not isinstance(packed, int):
+            return packed
+        rows = await self._apart(_WHOLE[kind], (key,))
+        identity = content_identity(key, kind, packed)
+        return await asyncio.to_thread(self._sealer.unseal, rows[0][3], identity)
+
+    def _short(self, key: str, kind: str) -> bytes | int | None:
+        """The bytes of a content; None where it is not kept, its number where it is long."""
         rows = self._rows(_SHORT[kind], (key,))
         if not rows:
             if self._rows(_HISTORY_OF, (key,)):
@@ -581,11 +610,9 @@ class SqliteLedger:
             raise Damaged(f"the stored {kind} of {key} is gone: it was damaged")
         if length is None:
             return None  # retention took it
-        identity = content_identity(key, kind, number)
-        if sealed is not None:
-            return self._sealer.unseal(sealed, identity)
-        rows = await self._apart(_WHOLE[kind], (key,))
-        return await asyncio.to_thread(self._sealer.unseal, rows[0][3], identity)
+        if sealed is None:
+            return int(number)
+        return self._sealer.unseal(sealed, content_identity(key, kind, number))
 
     async def _list(self, sql: str, values: Sequence[Any]) -> list[Operation]:
         """Operations of a list. A damaged row is left out and logged: it must not hide the rest,

@@ -46,15 +46,18 @@ class Server:
     def __init__(
         self,
         handle: Callable[[Incoming], Awaitable[bool]],
+        at_once: Callable[[Incoming], bool],
         *,
         waits: Waits,
         limits: HeadLimits,
         spool_dir: Path | None,
     ) -> None:
-        """``handle`` answers a request; False ends its connection."""
+        """``handle`` answers a request; False ends its connection. ``at_once`` is asked before it:
+        True where it has answered, and the connection goes on."""
         self.handle = handle
         self.waits = waits
         self.limits = limits
+        self.at_once = at_once
         self.spool_dir = spool_dir
         self.connections: set[Connection] = set()
 
@@ -256,8 +259,13 @@ class Connection(asyncio.Protocol):
             if size > self.server.limits.head and head_size(message) > self.server.limits.head:
                 self._refuse(parsing.too_long(self.server.limits))
                 return
-            self._incoming = Incoming(message, payload, self)
-            self.task = self._loop.create_task(self._serve(self._incoming))
+            incoming = self._incoming = Incoming(message, payload, self)
+            if self.server.at_once(incoming):
+                self._incoming = None
+                self._idle_since = self._loop.time()
+                self._loop.call_soon(self._next)  # one call inside the other might have no end
+            else:
+                self.task = self._loop.create_task(self._serve(incoming))
 
     def _misread(self, error: HttpProcessingError) -> None:
         if self._incoming is not None:  # its body is broken: its task answers
@@ -303,6 +311,11 @@ class Connection(asyncio.Protocol):
         self.idle_since = self._loop.time()
         self._feed(self._take_ahead(incoming))
         self._balance()
+
+    def _next(self) -> None:
+        """What the parser holds back behind a request that was answered at once."""
+        if self._incoming is None and not self._deaf and not self.gone:
+            self._feed(b"")
 
     def _take_ahead(self, incoming: Incoming) -> bytes:
         ahead, self._ahead = self._ahead, b""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from proxy.core.call import Governed
+from proxy.core.matching import RuleSet
 from proxy.core.model import EMPTY, Body, Headers, Identity, Request
 from proxy.core.refusal import Refusal
 
@@ -72,6 +74,13 @@ class BytesInlet:
 NO_BODY = BytesInlet()
 
 
+class Meaning(NamedTuple):
+    """What an arrival was found to be, under the rules of then."""
+
+    call: Governed
+    rules: RuleSet
+
+
 @dataclass(slots=True)
 class Arrival:
     """One intercepted call.
@@ -89,6 +98,7 @@ class Arrival:
     upgrade: str = ""
     inlet: Inlet = NO_BODY
     token: str | None = None  # run token in the proxy credential, where run tokens are used
+    meaning: Meaning | None = None  # set by the engine, for the next call of the same bytes
 
     @property
     def gone(self) -> bool:
@@ -152,3 +162,7 @@ class Reply:
 
 Handle = Callable[[Arrival], Awaitable[Reply]]
 """The engine, as the front door sees it. It never raises."""
+
+AtOnce = Callable[[Arrival], Reply | None]
+"""The engine's reply to a call that came before in the same bytes, where it needs to wait for
+nothing; None where it does. Its body is in memory. It never raises."""

@@ -16,14 +16,15 @@ from proxy.core.model import Body, NotSent
 from proxy.core.refusal import Refusal
 from proxy.net import parsing, problem
 from proxy.net.connection import Server, Waits
-from proxy.net.exchange import Handle, Pipe, Reply
+from proxy.net.exchange import AtOnce, Handle, Pipe, Reply
 from proxy.net.headers import wire
 from proxy.net.incoming import Incoming, Refused, Site
 from proxy.net.listener import Listener, Room, bind
-from proxy.net.outgoing import whole, write
+from proxy.net.outgoing import put, whole, write
 from proxy.net.parsing import HeadLimits
 from proxy.net.pipe import relay
 from proxy.net.reception import Reception
+from proxy.net.repeats import Repeats
 from proxy.net.shares import Shares
 from proxy.net.sites import FixedSite, ProxySite, TunnelSite
 from proxy.net.tls import Certificates
@@ -43,6 +44,7 @@ class FrontDoor:
     def __init__(
         self,
         engine_handle: Handle,
+        engine_at_once: AtOnce = lambda arrival: None,
         *,
         ca: Certificates | None = None,
         intercept: str = "all",
@@ -63,7 +65,8 @@ class FrontDoor:
         on_listening: Callable[[int], None] = lambda port: None,
         on_turned_away: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """``engine_handle`` gets each call. ``ca`` and ``intercept`` (all | rules | none) say which
+        """``engine_handle`` gets each call, ``engine_at_once`` before it those that came before in
+        the same bytes. ``ca`` and ``intercept`` (all | rules | none) say which
         TLS is opened; ``tunnel_hosts`` (``name``, ``*.name``) never is. ``dial`` connects blind
         tunnels (``Upstream.tunnel``) on behalf of a run. ``gateways`` are (host, port, address to
         send to); ``own_names`` are further names under which callers reach them. ``connections``
@@ -77,6 +80,8 @@ class FrontDoor:
         if intercept not in ("all", "rules", "none"):
             raise ValueError("intercept is all, rules or none")
         self._engine = engine_handle
+        self._engine_at_once = engine_at_once
+        self._repeats = Repeats()
         self._reception = Reception(pseudonym=pseudonym, run_tokens=run_tokens)
         self._tunnels = Tunnels(
             authority=ca,
@@ -94,6 +99,7 @@ class FrontDoor:
         ]
         self._server = Server(
             self._handle,
+            self._at_once,
             waits=waits,
             limits=head_limits,
             spool_dir=spool_dir,
@@ -152,6 +158,22 @@ class FrontDoor:
             self._on_listening(listener.port)
         return opened[0].port
 
+    def _at_once(self, incoming: Incoming) -> bool:
+        """Answers a request that came before in the same bytes, if its reply needs no waiting."""
+        connection, message = incoming.connection, incoming.message
+        if message.should_close or self._stopping or connection.writing_paused:
+            return False
+        incoming.spelling = self._repeats.spelling(incoming)
+        arrival = self._repeats.find(incoming.spelling) if incoming.spelling else None
+        if arrival is None or connection.gone:
+            return False
+        reply = self._engine_at_once(arrival)
+        if reply is None:
+            return False
+        put(incoming, reply, close=False)
+        reply.delivered(not connection.gone)
+        return True
+
     async def _handle(self, incoming: Incoming) -> bool:
         """Answers one request; True if its connection goes on."""
         run: list[str] = []
@@ -176,6 +198,8 @@ class FrontDoor:
                     await self._wait_for_place(incoming, who)
                 run.append(who)
             reply = await self._engine(arrival)
+            if arrival.meaning is not None and incoming.spelling is not None:
+                self._repeats.keep(incoming.spelling, arrival)
         except Refused as refused:
             return await write(incoming, problem.reply(refused.refusal), close=True)
         except Exception:

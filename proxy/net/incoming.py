@@ -17,6 +17,7 @@ from proxy.net.target import Place
 
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
+    from proxy.net.repeats import Spelling
 
 Fields = Sequence[tuple[str, str]]
 
@@ -32,9 +33,12 @@ class Refused(Exception):
 
 
 class Site(Protocol):
-    """How a listener or a tunnel reads its requests' targets."""
+    """How a listener or a tunnel reads its requests' targets. Equal ones read them alike."""
 
-    credential: tuple[str, str] | None  # named once for a whole tunnel
+    @property
+    def credential(self) -> tuple[str, str] | None:
+        """Named once for a whole tunnel."""
+        ...
 
     def place(self, target: str, host: str, headers: Fields) -> Place:
         """``host`` is the value of ``Host``, "" without one. Raises BadTarget, Refused."""
@@ -44,7 +48,7 @@ class Site(Protocol):
 class Incoming:
     """A request in hand; for the engine its inlet, see ``exchange.Inlet``."""
 
-    __slots__ = ("connection", "expects", "message", "payload", "streaming")
+    __slots__ = ("connection", "data", "expects", "message", "payload", "spelling", "streaming")
 
     def __init__(
         self, message: RawRequestMessage, payload: StreamReader, connection: Connection
@@ -54,6 +58,11 @@ class Incoming:
         self.connection = connection
         self.expects = False  # the caller waits for 100 Continue
         self.streaming: asyncio.Task[object] | None = None  # stopped when the caller leaves
+        self.spelling: Spelling | None = None  # of a call that may come again
+        self.data: bytes | None = None  # of a body that came whole with the head
+        whole = payload.is_eof() and payload.exception() is None
+        if whole and payload.total_bytes <= MEMORY:
+            self.data = arrived(payload, connection.full) if payload.total_bytes else b""
 
     @property
     def gone(self) -> bool:
@@ -65,13 +74,10 @@ class Incoming:
         return not self.payload.is_eof()
 
     async def read(self, limit: int) -> Body:
-        payload = self.payload
-        if payload.is_eof() and payload.total_bytes <= MEMORY:  # the usual case
-            if payload.total_bytes > limit:
+        if self.data is not None:  # the usual case
+            if len(self.data) > limit:
                 raise TooLarge
-            if not payload.total_bytes:
-                return EMPTY
-            return Body.of(arrived(payload, self.connection.full))
+            return Body.of(self.data) if self.data else EMPTY
         collector = Collector(self.connection.server.spool_dir)
         try:
             async with asyncio.timeout(self.connection.server.waits.body):
@@ -84,6 +90,10 @@ class Incoming:
         return collector.finish()
 
     async def stream(self) -> AsyncIterator[bytes]:
+        if self.data is not None:
+            if self.data:
+                yield self.data
+            return
         self._proceed()
         payload, patience = self.payload, self.connection.server.waits.piece
         while True:

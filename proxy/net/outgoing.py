@@ -33,44 +33,61 @@ def whole(reply: Reply) -> bytes:
 
 async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
     """Writes the answer and reports to ``reply.delivered``; True if the connection can go on."""
-    message, connection = incoming.message, incoming.connection
-    body, transport = reply.body, connection.transport
-    silent = message.method == "HEAD" or reply.status in _BODILESS
-    size = _size(reply, silent)
-    chunked = False
-    if size is None and not silent:
-        chunked = message.version == HttpVersion11
-        close = close or not chunked  # HTTP/1.0: the end of the connection is the end of the body
-    word = "close" if close else "keep-alive" if message.version == HttpVersion10 else ""
-    head = _head(reply, size, chunked, word)
+    connection, body = incoming.connection, reply.body
+    transport = connection.transport
     delivered = False
     try:
         if transport.is_closing():
             await _drop(body)
-        elif not isinstance(body, Body):
-            assert isinstance(body, AsyncIterator)
-            transport.write(head)
-            if silent:
-                await _drop(body)
-                delivered = True
-            else:
-                delivered = await _stream(incoming, body, size, chunked)
-        elif silent or body.data is not None:
-            transport.write(head if silent else head + (body.data or b""))
+        elif isinstance(body, Body) and body.data is not None:
+            put(incoming, reply, close=close)
             if connection.writing_paused:
                 await connection.drain()
             delivered = True
         else:
-            transport.write(head)
-            for piece in pieces(body):
-                transport.write(piece)
-                await connection.drain()
-            delivered = True
+            silent = _silent(incoming, reply)
+            size = _size(reply, silent)
+            chunked = size is None and not silent and incoming.message.version == HttpVersion11
+            # HTTP/1.0: the end of the connection is the end of the body.
+            close = close or (size is None and not silent and not chunked)
+            transport.write(_head(reply, size, chunked, _word(incoming, close)))
+            if silent:
+                await _drop(body)
+                delivered = True
+            elif isinstance(body, Body):
+                for piece in pieces(body):
+                    transport.write(piece)
+                    await connection.drain()
+                delivered = True
+            else:
+                assert isinstance(body, AsyncIterator)
+                delivered = await _stream(incoming, body, size, chunked)
     except (ConnectionError, TimeoutError):
         transport.abort()
     finally:
         reply.delivered(delivered and connection.listening)
     return delivered and not close
+
+
+def put(incoming: Incoming, reply: Reply, *, close: bool) -> None:
+    """Writes an answer whose body is in memory, head and body together."""
+    body = reply.body
+    assert isinstance(body, Body)
+    silent = _silent(incoming, reply)
+    head = _head(reply, _size(reply, silent), False, _word(incoming, close))
+    incoming.connection.transport.write(head if silent else head + (body.data or b""))
+
+
+def _silent(incoming: Incoming, reply: Reply) -> bool:
+    """Whether the answer has no body, whatever its head says."""
+    return incoming.message.method == "HEAD" or reply.status in _BODILESS
+
+
+def _word(incoming: Incoming, close: bool) -> str:
+    """What ``Connection`` says, "": nothing."""
+    if close:
+        return "close"
+    return "keep-alive" if incoming.message.version == HttpVersion10 else ""
 
 
 def _size(reply: Reply, silent: bool) -> int | None:

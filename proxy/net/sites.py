@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from proxy.core.model import header
 from proxy.net.incoming import Fields, Refused
@@ -49,32 +50,30 @@ class ProxySite:
         return here and named.target.startswith(("/via/", "/as/"))
 
 
+@dataclass(frozen=True, slots=True)
 class TunnelSite:
     """The inside of a CONNECT tunnel: every request goes to the host that CONNECT named."""
 
-    def __init__(
-        self, scheme: str, host: str, port: int, credential: tuple[str, str] | None
-    ) -> None:
-        self._scheme = scheme
-        self._host = host
-        self._port = port
-        self.credential = credential
+    scheme: str
+    host: str
+    port: int
+    credential: tuple[str, str] | None
 
     def place(self, target: str, host: str, headers: Fields) -> Place:
         if target.startswith("/"):
-            named = authority(host, DEFAULT_PORTS[self._scheme])
+            named = authority(host, DEFAULT_PORTS[self.scheme])
             path = origin(target)
         else:
             inner = absolute(target)
-            if inner.scheme != self._scheme:
+            if inner.scheme != self.scheme:
                 raise BadTarget("the request names another scheme than its tunnel", 421)
             named, path = (inner.host, inner.port), inner.target
-        if named != (self._host, self._port) and named != (
-            self._host,
-            DEFAULT_PORTS[self._scheme],
+        if named != (self.host, self.port) and named != (
+            self.host,
+            DEFAULT_PORTS[self.scheme],
         ):
             raise BadTarget("the request names another host than its tunnel", 421)
-        return Place(self._scheme, self._host, self._port, path)
+        return Place(self.scheme, self.host, self.port, path)
 
 
 class FixedSite:
