@@ -44,7 +44,7 @@ def test_a_gateway_address_works_where_the_proxy_variables_are_set_too(
 
 
 @needs_curl
-def test_all_ways_to_one_https_address_lead_to_one_operation(
+def test_x01_all_ways_to_one_https_address_lead_to_one_operation(
     w: World, enter: Enter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = "/v1/things/one-https"
@@ -70,7 +70,9 @@ def test_all_ways_to_one_https_address_lead_to_one_operation(
 
 
 @needs_curl
-def test_plain_http_inside_a_tunnel_is_the_same_call_as_without_one(w: World, enter: Enter) -> None:
+def test_x02_plain_http_inside_a_tunnel_is_the_same_call_as_without_one(
+    w: World, enter: Enter
+) -> None:
     """undici's way."""
     target = "/v1/things/one-http"
     url = enter(w.way("absolute", "one-http", "pay")) + target
@@ -78,7 +80,9 @@ def test_plain_http_inside_a_tunnel_is_the_same_call_as_without_one(w: World, en
     w.assert_once(tunnelled, plain, key="one-http/pay/things.create/v1", target=target)
 
 
-def test_a_client_that_gave_up_finds_the_answer_when_it_asks_again(w: World, enter: Enter) -> None:
+def test_x06_a_client_that_gave_up_finds_the_answer_when_it_asks_again(
+    w: World, enter: Enter
+) -> None:
     """The caller's time-out ends neither the send nor its record."""
     target = "/v1/things/gave-up"
     url = enter(w.way("tunnel", "gave-up", "pay")) + target

@@ -36,6 +36,15 @@ class Site:
 
 
 @dataclass
+class Pause:
+    """Streams stop after their first event until somebody lets them go on. ``ended``: for each,
+    whether somebody did, or it went on by itself after a long wait."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    ended: list[bool] = field(default_factory=list)
+
+
+@dataclass
 class Upstream:
     """All sites together."""
 
@@ -44,6 +53,7 @@ class Upstream:
     effects: list[Arrival] = field(default_factory=list)
     _kept: dict[tuple[str, str], Answer] = field(default_factory=dict)
     _lose: set[str] = field(default_factory=set)
+    pauses: dict[str, Pause] = field(default_factory=dict)
     _holds: dict[str, threading.Event] = field(default_factory=dict)
     _meetings: dict[str, threading.Barrier] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -159,9 +169,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
+        if answer.rest:
+            self._stream(answer)
+            return
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         self.wfile.write(answer.body)
+
+    def _stream(self, answer: Answer) -> None:
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        pause = self.server.made.pauses.get(self.path)
+        for number, piece in enumerate((answer.body, answer.rest)):
+            if number and pause is not None:
+                pause.ended.append(pause.gate.wait(WAIT_SECONDS))
+                pause.gate.clear()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":

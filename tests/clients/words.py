@@ -32,6 +32,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    rest: bytes = b""  # of a stream, after its first event
 
 
 def answer_of(arrival: Arrival, number: int) -> Answer:
@@ -66,9 +67,19 @@ def chat(arrival: Arrival, number: int) -> Answer:
     if not json.loads(arrival.body).get("stream"):
         made |= {"object": "chat.completion", "choices": [{"index": 0, "message": delta}]}
         return Answer(200, {"Content-Type": "application/json"}, json.dumps(made).encode())
-    made |= {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
-    body = f"data: {json.dumps(made)}\n\ndata: [DONE]\n\n".encode()
-    return Answer(200, {"Content-Type": "text/event-stream"}, body)
+    made |= {"object": "chat.completion.chunk"}
+    asked = json.loads(arrival.body)
+    deltas: list[dict[str, Any]] = [delta]
+    if asked.get("tools") and asked["messages"][-1]["role"] != "tool":
+        call = {"name": "refund", "arguments": '{"amount": 5}'}
+        tool = {"index": 0, "id": "call_1", "type": "function", "function": call}
+        deltas.append({"tool_calls": [tool]})
+    events = [
+        f"data: {json.dumps({**made, 'choices': [{'index': 0, 'delta': one}]})}\n\n".encode()
+        for one in deltas
+    ]
+    rest = b"".join(events[1:]) + b"data: [DONE]\n\n"
+    return Answer(200, {"Content-Type": "text/event-stream"}, events[0], rest)
 
 
 SDKS: Mapping[str, Callable[[int], tuple[int, Any]]] = {
