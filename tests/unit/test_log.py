@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy import log
+from tests import reliability
 
 CANARY = "canary-5f0c9e1d77"
 
@@ -164,6 +165,7 @@ def test_the_same_line_over_and_over_is_counted(whose: str, out: io.StringIO) ->
     lines = out.getvalue().splitlines()
     assert 11 <= len(lines) <= 21  # a second may end meanwhile
     assert sum("other" in line for line in lines) == 1
+    reliability.figure("S21", f"1,000 times the same line, {whose}", part="HTTP", lines=len(lines))
 
 
 def test_what_was_left_out_is_told_by_the_next_one_of_its_kind() -> None:
