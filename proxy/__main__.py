@@ -1,5 +1,5 @@
 """``python -m proxy`` is ``onceproxy``."""
 
-from proxy.cli import main
+from proxy.cli import entry
 
-main()
+entry()

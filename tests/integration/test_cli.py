@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from proxy.cli import COMMANDS, main
-from tests.fakes.served import FREE_PORTS, Api, Served, api, onceproxy, served, until
+from proxy.cli import COMMANDS, help_text, main
+from tests.fakes.served import FREE_PORTS, ROOT, Api, Served, api, onceproxy, served, until
 
 STORY = "case-1:refund"
 
@@ -46,6 +47,26 @@ def lost_call(proxy: Served, upstream: Api, path: str) -> str:
 
 
 # Without a proxy
+
+
+def test_the_quick_help_is_the_one_of_the_commands() -> None:
+    assert help_text("onceproxy") == run("--help").output.replace("main [OPT", "onceproxy [OPT")
+    assert help_text("onceproxy") == onceproxy("--help").stdout == onceproxy("-h").stdout
+
+
+def test_help_takes_at_most_six_times_as_long_as_starting_python() -> None:
+    """The fastest of some, in turns, so that a busy machine slows both."""
+
+    def seconds(*command: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True, cwd=ROOT)
+        return time.perf_counter() - began
+
+    bare, asked = [], []
+    for _ in range(7):
+        bare.append(seconds("-c", "pass"))
+        asked.append(seconds("-m", "proxy", "--help"))
+    assert min(asked) < 6 * min(bare)
 
 
 def test_help_lists_every_command_without_importing_any() -> None:
