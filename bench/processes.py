@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -97,6 +98,30 @@ def plain(folder: Path, upstream_port: int) -> Iterator[Proxy]:
     with _process([sys.executable, "-m", "bench.plain", str(port)], log) as process:
         _wait_for_ready(process, log)
         yield Proxy(process.pid, port)
+
+
+@contextmanager
+def mitmdump(folder: Path, upstream_port: int, program: Path) -> Iterator[Proxy]:
+    """The best known proxy in Python, which keeps nothing: flows are neither shown nor stored."""
+    port, log = machine.free_port(), folder / "mitmdump.log"
+    with tempfile.TemporaryDirectory(dir=folder) as home:
+        options = ["--listen-host", "127.0.0.1", "--listen-port", str(port), "--quiet"]
+        settings = ["--set", f"confdir={home}", "--set", "flow_detail=0"]
+        with _process([str(program), *options, *settings], log) as process:
+            end = time.monotonic() + START_SECONDS
+            while not _listens(port):
+                if time.monotonic() > end or process.poll() is not None:
+                    raise DidNotStart(f"{program}: {log.read_text()[-2000:]}")
+                time.sleep(0.05)  # it has no way to say so
+            yield Proxy(process.pid, port)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -66,11 +66,15 @@ PLAIN = Variant("plain", "unique")
 UNIQUE = Variant("onceproxy", "unique")
 REPLAY = Variant("onceproxy", "replay")
 HOT = Variant("onceproxy", "hot")
+MITMDUMP = Variant("mitmdump", "unique")
 SLOW = Variant("onceproxy, slow disk", "unique", SLOW_DISK_MS)
 
 
 class Bench:
-    def __init__(self, folder: Path, seconds: float, warm_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, seconds: float, warm_seconds: float, mitmdump: Path | None = None
+    ) -> None:
+        self.mitmdump = mitmdump
         self.folder = folder
         self.seconds = seconds
         self.warm_seconds = warm_seconds
@@ -118,6 +122,9 @@ class Bench:
     def _start(self, variant: Variant, api: int) -> Any:
         if variant.name == "plain":
             return processes.plain(self.folder, api)
+        if variant.name == "mitmdump":
+            assert self.mitmdump is not None
+            return processes.mitmdump(self.folder, api, self.mitmdump)
         return processes.onceproxy(self.folder, api, slow_ms=variant.slow_ms)
 
     def round(self, variants: list[Variant], connections: int) -> tuple[dict[str, Reading], bool]:
@@ -140,7 +147,7 @@ def with_ratios(readings: dict[str, Reading]) -> dict[str, Reading]:
 
 def run(options: argparse.Namespace, folder: Path) -> tuple[Results, float]:
     flush = machine.flush_p50(folder)
-    bench = Bench(folder, options.seconds, options.warm)
+    bench = Bench(folder, options.seconds, options.warm, options.mitmdump)
     results = Results()
     for connections in options.connections:
         variants = [] if options.plain_only else [UNIQUE, REPLAY]
@@ -148,6 +155,8 @@ def run(options: argparse.Namespace, folder: Path) -> tuple[Results, float]:
             variants.append(HOT)
         if variants and flush < FAST_DISK:
             variants.append(SLOW)
+        if options.mitmdump is not None:
+            variants.append(MITMDUMP)
         for number in range(options.rounds):
             print(f"c{connections}, round {number + 1} of {options.rounds}", file=sys.stderr)
             for _ in range(REPEATS):
@@ -167,6 +176,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--connections", type=int, nargs="+", default=None)
     parser.add_argument("--seconds", type=float, default=None, help="of one measurement")
     parser.add_argument("--plain-only", action="store_true", help="only the plain proxy")
+    parser.add_argument("--mitmdump", type=Path, help="that program, in an environment of its own")
     parser.add_argument("--dir", type=Path, default=None, help="where ledgers are kept meanwhile")
     parser.add_argument("--write", type=Path, default=None, help="write the table here too")
     options = parser.parse_args()
