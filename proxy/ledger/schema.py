@@ -23,7 +23,7 @@ WRITER = (
     # read at the start. This connection is the only one that checkpoints.
     "PRAGMA wal_autocheckpoint = 4000",
     "PRAGMA journal_size_limit = 67108864",  # a WAL that grew beyond 64 MB is cut again
-    "PRAGMA cache_size = -65536",  # 64 MB
+    "PRAGMA cache_size = -8192",  # 8 MB: what is written together lies together; RSS stays small
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cell_size_check = ON",  # notice damaged pages early
     "PRAGMA mmap_size = 0",  # a memory-mapped file turns a disk error into a crash
@@ -32,7 +32,7 @@ WRITER = (
 READER = (
     "PRAGMA query_only = ON",
     "PRAGMA wal_autocheckpoint = 0",
-    "PRAGMA cache_size = -16384",  # 16 MB
+    "PRAGMA cache_size = -4096",  # 4 MB
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cell_size_check = ON",
     "PRAGMA mmap_size = 0",
