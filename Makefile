@@ -7,6 +7,8 @@
 #   make clients    the SDKs, for Python and Node, that the tests put behind the proxy (without: skipped)
 #   make check      ruff, mypy, the examples inside the rule files
 #   make bench      throughput and cost beside a plain proxy   (make bench ARGS=--quick)
+#   make sbom       write dist/sbom.json (CycloneDX) from the locked requirements
+#   make audit      bandit over the code, pip-audit over the locked requirements (needs a network)
 #   make lock       write requirements/*.txt anew from requirements/*.in
 
 PYTHON ?= python3
@@ -15,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo run test test-all clients check bench lock clean
+.PHONY: help demo run test test-all clients check bench sbom audit lock clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -34,6 +36,8 @@ test: $(VENV)/.ready-dev
 # With ARGS only a part may have run, and docs/reliability.md is left as it is.
 FIGURES := $(CURDIR)/$(VENV)/reliability.figures
 test-all: $(VENV)/.ready-dev
+	@$(PIP_INSTALL) --require-hashes -r requirements/fuzz.txt 2>$(VENV)/fuzz.log || echo \
+	  "onceproxy: atheris cannot be installed here ($(VENV)/fuzz.log), its tests are skipped"
 	@rm -f $(FIGURES)
 	@RELIABILITY_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n auto $(ARGS)
 	@test -n "$(ARGS)" || $(BIN)/python -m tests.reliability $(FIGURES)
@@ -48,6 +52,17 @@ check: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev
 	@$(BIN)/python -m bench.run $(ARGS)
+
+sbom:
+	@mkdir -p dist
+	@$(PYTHON) tools/sbom.py > dist/sbom.json && echo dist/sbom.json
+
+audit: $(VENV)/.ready-run
+	@test -x $(VENV)/audit/bin/bandit || { $(BIN)/python -m venv $(VENV)/audit \
+	  && $(VENV)/audit/bin/python -m pip install --disable-pip-version-check --quiet \
+	  --require-hashes -r requirements/audit.txt; }
+	@$(VENV)/audit/bin/bandit --quiet -ll -c pyproject.toml -r proxy
+	@$(VENV)/audit/bin/pip-audit --disable-pip --require-hashes -r requirements/runtime.txt
 
 # The environment. Two stamps, so that the demo need not wait for the tools of the developers; the
 # second follows the first, so that `make -j` never runs two installs at once.
@@ -79,7 +94,7 @@ LOCK := CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/lock/bin/pip-compile --quiet 
 lock: $(VENV)/.ready-run
 	@test -x $(VENV)/lock/bin/pip-compile || { $(BIN)/python -m venv $(VENV)/lock \
 	  && $(VENV)/lock/bin/python -m pip install --disable-pip-version-check --quiet pip-tools; }
-	@cd requirements && for name in runtime build dev clients; do \
+	@cd requirements && for name in runtime build dev clients fuzz audit; do \
 	  echo "requirements/$$name.txt"; $(subst $(VENV)/,../$(VENV)/,$(LOCK)) -o $$name.txt $$name.in \
 	  || exit 1; done
 

@@ -27,6 +27,13 @@ Open = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ANYBODY: Final = Holder("anybody", Role.AGENT)
 _LOCAL_NAMES: Final = frozenset({"localhost"})
 
+# Texts of services and callers are in these answers: data, whatever a browser may see in them.
+_SAFE: Final = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
 log = structlog.get_logger(component="control")
 
 
@@ -45,7 +52,7 @@ def answer(data: object, status: int = 200) -> web.Response:
         body=orjson.dumps(data),
         status=status,
         content_type="application/json",
-        headers={"Cache-Control": "no-store"},
+        headers=_SAFE,
     )
 
 
@@ -63,7 +70,7 @@ def problem(code: str, detail: str, problems: Sequence[str] = ()) -> web.Respons
     response = web.Response(
         body=orjson.dumps(body), status=meaning.status, content_type="application/problem+json"
     )
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.update(_SAFE)
     if meaning.status == 401:
         response.headers["WWW-Authenticate"] = 'Bearer realm="onceproxy"'
     return response

@@ -69,8 +69,6 @@ def _query(request: web.Request) -> Query:
 def _states(request: web.Request) -> tuple[State, ...]:
     words = [word for text in request.query.getall("state", []) for word in text.split(",") if word]
     known = [state.value for state in State]
-    if unknown := [word for word in words if word not in known]:
-        raise ServiceError(
-            "bad-request", f"{', '.join(unknown)[:100]}: a state is one of {', '.join(known)}."
-        )
+    if not set(words) <= set(known):
+        raise ServiceError("bad-request", f"A state is one of {', '.join(known)}.")
     return tuple(State(word) for word in words)

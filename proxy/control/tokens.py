@@ -18,6 +18,7 @@ from pathlib import Path
 from proxy.config import ControlConfig
 
 TOKEN_BYTES = 32  # 256 bits: beyond guessing
+STRONG = 32  # characters of one that may stand between the network and the control API
 
 
 class Role(enum.IntEnum):
@@ -70,6 +71,14 @@ def gather(config: ControlConfig, file: Path) -> Tokens:
     made = read_or_make(file) if None in given.values() else {}
     for name, secret in given.items():
         held.append((secret.reveal() if secret else made[name], Holder(name, Role[name.upper()])))
+    if not config.listen.loopback:
+        for token, holder in held:
+            if len(token) < STRONG or len(set(token)) < STRONG // 4:
+                raise TokensUnusable(
+                    f"control.listen is {config.listen}, which others can reach, and the token "
+                    f"{holder.name} can be guessed: give it {STRONG} random characters, or listen "
+                    "on 127.0.0.1"
+                )
     return Tokens(held)
 
 

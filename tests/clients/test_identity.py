@@ -37,11 +37,15 @@ def test_urllib_with_user_and_password_in_the_proxy_address(w: World) -> None:
 def test_run_and_step_as_headers(w: World, enter: Enter, way: str) -> None:
     run, target = f"headers-{way}", f"/v1/things/headers/{way}"
     url = enter(w.way(way, *NOBODY)) + target
-    who = {"X-Run-Id": run, "X-Step-Id": "call_1", "Authorization": "Bearer for-the-api"}
+    who = {
+        "X-Run-Id": run,
+        "X-Step-Id": "call_1",
+        "Authorization": "Bearer c4n4ry5ecret-for-the-api",
+    }
     first, second = by_requests(url, who), by_requests(url, who)
     w.assert_once(first, second, key=f"{run}/call_1/things.create/v1", target=target)
     [arrival] = w.upstream.came(target)
-    assert arrival.values("Authorization") == ["Bearer for-the-api"]
+    assert arrival.values("Authorization") == ["Bearer c4n4ry5ecret-for-the-api"]
 
 
 def test_headers_name_the_step_where_the_gateway_path_names_none(w: World) -> None:

@@ -18,7 +18,7 @@ LINES = b'{"custom_id": "1"}\n'
 
 @contextmanager
 def openai(base: str) -> Iterator[OpenAI]:
-    with OpenAI(api_key="sk-test", base_url=f"{base}/v1", timeout=30) as client:
+    with OpenAI(api_key="sk-c4n4ry5ecret", base_url=f"{base}/v1", timeout=30) as client:
         yield client
 
 
@@ -48,7 +48,7 @@ def test_an_upload_is_the_same_operation_whatever_its_boundary(
     assert second.headers["idempotent-replayed"] == "true"
     arrivals = w.upstream.came("/v1/files")[before:]
     assert len(arrivals) == 1
-    assert arrivals[0].values("Authorization") == ["Bearer sk-test"]
+    assert arrivals[0].values("Authorization") == ["Bearer sk-c4n4ry5ecret"]
     [operation] = w.operations(run)
     assert (operation["state"], operation["attempts"]) == ("succeeded", 1)
 

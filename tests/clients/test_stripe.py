@@ -20,7 +20,7 @@ TARGET = "/v1/refunds"
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module keeps one client, with its connections: a new one for each test."""
-    monkeypatch.setattr(stripe, "api_key", "sk_test_1")
+    monkeypatch.setattr(stripe, "api_key", "sk_test_c4n4ry5ecret")
     monkeypatch.setattr(stripe, "default_http_client", None)
     monkeypatch.setattr(requestor, "_generate_idempotency_key", _made_up)
     yield
@@ -69,7 +69,7 @@ def test_a_key_the_sdk_made_up_is_replaced_by_the_operations(
     [arrival] = arrived(w, charge)
     assert arrival.values("Idempotency-Key") == [key]
     assert arrival.form()["metadata[operation_key]"] == [key]
-    assert arrival.values("Authorization") == ["Bearer sk_test_1"]
+    assert arrival.values("Authorization") == ["Bearer sk_test_c4n4ry5ecret"]
     [operation] = w.operations(run)
     assert (operation["key"], operation["state"]) == (key, "succeeded")
     assert operation["external_id"].startswith("re_")
@@ -79,7 +79,7 @@ def test_the_client_object_through_the_gateway(w: World) -> None:
     """StripeClient takes no CA setting: the gateway needs none."""
     base = w.way("gateway", "stripe-client", "issue-refund", "stripe").base
     for _ in range(2):
-        client = stripe.StripeClient("sk_test_1", base_addresses={"api": base})
+        client = stripe.StripeClient("sk_test_c4n4ry5ecret", base_addresses={"api": base})
         made = client.v1.refunds.create({"charge": "ch_client", "amount": 500})
         assert made.amount == 500
     assert len(arrived(w, "ch_client")) == 1

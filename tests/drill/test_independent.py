@@ -113,7 +113,7 @@ def assert_once(lines: list[dict[str, Any]]) -> None:
     assert [line["state"] for line in lines] == ["succeeded", "succeeded"]
 
 
-AUTH = {"Authorization": "Bearer sk_test_12345"}
+AUTH = {"Authorization": "Bearer sk_test_c4n4ry5ecret"}
 
 
 @pytest.fixture

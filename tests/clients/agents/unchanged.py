@@ -46,7 +46,7 @@ def with_stripe(base: str) -> None:
     import os
 
     stripe.ca_bundle_path = os.environ["SSL_CERT_FILE"]
-    stripe.api_key, stripe.api_base = "sk_test_1", base
+    stripe.api_key, stripe.api_base = "sk_test_c4n4ry5ecret", base
     made = stripe.Refund.create(charge="ch_unchanged", amount=500).last_response
     assert made is not None
     show("stripe", made.headers, made.body.encode())

@@ -1,0 +1,93 @@
+"""Secrets that can be found again: what the tests use as credentials carries this mark, and a scan
+looks for it where no secret may be (S9).
+
+The scan at the end of the suite also looks for what each proxy made up itself: the texts of its
+tokens, its ledger key and its CA's key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MARK = "c4n4ry5ecret"
+
+# Where a proxy writes what is not secret: the ledger with its WAL, head and lock file, logs, where
+# it listens, bundles of certificates, figures, and what commands have printed.
+WATCHED = ("*.db", "*.db-*", "*.db.*", "*.log", "*.out", "*.err", "serving.json", "ca-bundle.pem")
+LARGEST = 200_000_000  # bytes of one file
+
+
+def secret(name: str) -> str:
+    """A credential with the mark, 40 characters."""
+    return f"{MARK}-{name}-".ljust(40, "x")
+
+
+def spellings(text: str) -> list[bytes]:
+    """The bytes by which a text is found: as it is, as hex, and inside base64 at any place."""
+    raw = text.encode()
+    found = [raw, raw.hex().encode(), text.encode("utf-16-le")]
+    for before in range(3):
+        # Only the characters that do not depend on the neighbours.
+        encoded = base64.b64encode(b"\0" * before + raw)
+        found.append(encoded[(before * 4 + 2) // 3 : len(encoded) - 4])
+    return found
+
+
+MARKS = spellings(MARK)
+
+
+def watched(folder: Path) -> Iterator[Path]:
+    for pattern in WATCHED:
+        for file in folder.rglob(pattern):
+            if file.is_file() and not file.is_symlink():
+                yield file
+
+
+def own_secrets(folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
+    """The state directories below, with the secrets that their proxies made up."""
+    for key in folder.rglob("ledger.key"):
+        directory = key.parent
+        found = [line for line in key.read_bytes().split() if len(line) >= 32]
+        found += [bytes.fromhex(line.decode()) for line in found if len(line) == 64]
+        tokens = directory / "tokens.json"
+        if tokens.is_file():
+            try:
+                found += [str(v).encode() for v in json.loads(tokens.read_text()).values()]
+            except (ValueError, AttributeError):
+                pass  # a test of broken files
+        for ca in (directory / "ca").glob("*key.pem"):
+            found += [line for line in ca.read_bytes().splitlines() if len(line) == 64]
+        yield directory, [each for each in found if len(each) >= 16]
+
+
+def leaks(files: Iterable[Path], marks: Iterable[bytes] = MARKS) -> list[str]:
+    """The files that hold one of these, and what stands around it."""
+    wanted = list(marks)
+    found = []
+    for file in files:
+        try:
+            if file.stat().st_size > LARGEST:
+                continue
+            data = file.read_bytes()
+        except OSError:
+            continue  # a test took it away, or made it unreadable
+        for mark in wanted:
+            at = data.find(mark)
+            if at >= 0:
+                found.append(f"{file} at {at}: {data[max(0, at - 60) : at + 30]!r}")
+                break
+    return found
+
+
+def scan(folder: Path) -> tuple[int, list[str]]:
+    """How many files were looked at, and what leaked into them."""
+    files = list(watched(folder))
+    found = leaks(files)
+    for directory, marks in own_secrets(folder):
+        # Its own files and the log beside it.
+        near = [f for f in files if f.is_relative_to(directory) or f.parent == directory.parent]
+        found += leaks(near, marks)
+    return len(files), found
