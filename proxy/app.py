@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import json
 import os
 import signal
@@ -38,8 +36,8 @@ from proxy.core.rules import Auth
 from proxy.engine import Engine, Settings
 from proxy.errors import ServiceError
 from proxy.failpoints import Failpoints
-from proxy.ledger.base import Ledger
-from proxy.ledger.seal import load_key
+from proxy.ledger.base import Ledger, LedgerError
+from proxy.ledger.seal import load_keys
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
 from proxy.net.bundle import renew_bundle
@@ -54,6 +52,9 @@ from proxy.recovery import Recovery
 from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
 from proxy.service import OperationService
+
+SEALED_AT_ONCE = 50  # bodies in one transaction: some milliseconds of the writing thread
+SEALING_PAUSE = 0.05  # seconds in between, for the calls
 
 SETTLE_SECONDS = 2.0  # between two rounds of background settling; each rule has its own patience
 TRY_AGAIN_SECONDS = 1.0  # between two small writes to a ledger that failed
@@ -139,7 +140,7 @@ class App:
         authority = self._authority()
         egress = self._egress()
 
-        key = load_key(config.ledger_key_path, create=not config.ledger_path.exists())
+        key = load_keys(config.ledger_key_path, create=not config.ledger_path.exists())
         ledger = SqliteLedger(
             config.ledger_path,
             key=key,
@@ -163,13 +164,15 @@ class App:
             upstream=upstream,
             clock=self._clock,
             metrics=metrics,
-            settings=self._settings(key),
+            settings=self._settings(ledger.digest_key),
             failpoints=failpoints,
         )
         self._engine = engine
         recovery = Recovery(engine)
         await recovery.start()
         stack.push_async_callback(lambda: engine.stop(self._drain()))
+        if ledger.keys_in_use > 1:
+            self._background(stack, "sealing", lambda: self._seal_anew(ledger))
         self._background(stack, "settling", lambda: self._keep_settling(recovery))
         retention = _retention(config)
         self._background(stack, "retention", lambda: self._keep_pruning(ledger, retention))
@@ -287,7 +290,7 @@ class App:
             idle_timeout=options.idle_timeout,
         )
 
-    def _settings(self, ledger_key: bytes) -> Settings:
+    def _settings(self, digest_key: bytes) -> Settings:
         config = self._config
         return Settings(
             policy=Policy(
@@ -295,8 +298,7 @@ class App:
                 missing_identity=config.identity.missing,
                 unruled=config.unruled.default,
                 unruled_hosts=config.unruled.hosts,
-                # Derived, so that it lives exactly as long as the digests that need it.
-                digest_key=hmac.digest(ledger_key, b"onceproxy digests", hashlib.sha256),
+                digest_key=digest_key,
             ),
             limits=Limits(send_timeout=config.upstream.timeout),
             patience=config.patience,
@@ -359,6 +361,17 @@ class App:
         while True:
             await self._clock.sleep(TRY_AGAIN_SECONDS)
             await ledger.try_again()
+
+    async def _seal_anew(self, ledger: SqliteLedger) -> None:
+        """After a change of ledger.key_file: what earlier keys have sealed, piece by piece."""
+        last: int | None = 0
+        while last is not None:
+            try:
+                last = await ledger.reseal(last, SEALED_AT_ONCE)
+            except LedgerError as error:
+                lines.warning("bodies could not be sealed under the new key", why=str(error))
+            await self._clock.sleep(SEALING_PAUSE)
+        lines.info("all bodies are sealed under the first key: the key file's other lines can go")
 
     async def _keep_settling(self, recovery: Recovery) -> None:
         while True:
@@ -423,7 +436,7 @@ async def serve(
 async def prune_alone(config: Config) -> Pruned:
     """Apply the retention to a ledger that no proxy has open. Raises LedgerError."""
     clock = SystemClock()
-    key = load_key(config.ledger_key_path, create=False)
+    key = load_keys(config.ledger_key_path, create=False)
     ledger = SqliteLedger(config.ledger_path, key=key, clock=clock)
     await ledger.open()
     try:

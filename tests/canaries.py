@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ MARK = "c4n4ry5ecret"
 # Where a proxy writes what is not secret: the ledger with its WAL, head and lock file, logs, where
 # it listens, bundles of certificates, figures, and what commands have printed.
 WATCHED = ("*.db", "*.db-*", "*.db.*", "*.log", "*.out", "*.err", "serving.json", "ca-bundle.pem")
+HEX = re.compile(rb"[0-9a-f]{64}")
 LARGEST = 200_000_000  # bytes of one file
 
 
@@ -50,8 +52,8 @@ def own_secrets(folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
     """The state directories below, with the secrets that their proxies made up."""
     for key in folder.rglob("ledger.key"):
         directory = key.parent
-        found = [line for line in key.read_bytes().split() if len(line) >= 32]
-        found += [bytes.fromhex(line.decode()) for line in found if len(line) == 64]
+        found = [line for line in key.read_bytes().split() if HEX.fullmatch(line)]
+        found += [bytes.fromhex(line.decode()) for line in found]
         tokens = directory / "tokens.json"
         if tokens.is_file():
             try:

@@ -28,11 +28,11 @@ def verify(loaded: Loaded, run: str | None, as_json: bool) -> None:
     from proxy.core.identity import encode_part
     from proxy.ledger.audit import verify_file
     from proxy.ledger.base import LedgerError
-    from proxy.ledger.seal import load_key
+    from proxy.ledger.seal import load_keys
 
     path = loaded.config.ledger_path
     try:
-        key = load_key(loaded.config.ledger_key_path, create=False)
+        key = load_keys(loaded.config.ledger_key_path, create=False)
         faults = verify_file(path, key, encode_part(run) if run is not None else None)
     except LedgerError as error:
         stop(LEDGER, str(error))

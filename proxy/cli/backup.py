@@ -64,12 +64,12 @@ def restore(loaded: Loaded, file: Path, as_json: bool) -> None:
     """
     from proxy.ledger.backup import restore as put_back
     from proxy.ledger.base import LedgerError
-    from proxy.ledger.seal import load_key
+    from proxy.ledger.seal import load_keys
 
     config = loaded.config
     try:
         config.ledger_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = load_key(config.ledger_key_path, create=False)
+        key = load_keys(config.ledger_key_path, create=False)
         kept = put_back(file, config.ledger_path, key, time.time())
     except LedgerError as error:
         stop(LEDGER, str(error))

@@ -309,7 +309,7 @@ def authority(machine: Machine) -> Iterator[Result]:
 def ledger(machine: Machine) -> Iterator[Result]:
     from proxy.ledger.base import LedgerError
     from proxy.ledger.schema import check_ours, reader
-    from proxy.ledger.seal import Sealer, load_key
+    from proxy.ledger.seal import Sealer, load_keys
 
     config = machine.config
     path = config.ledger_path
@@ -328,7 +328,7 @@ def ledger(machine: Machine) -> Iterator[Result]:
             check_ours(db)
             canary = db.execute("SELECT value FROM meta WHERE name = 'canary'").fetchone()
             number = db.execute("SELECT coalesce(sum(number), 0) FROM tallies").fetchone()[0]
-        if canary and not Sealer(load_key(config.ledger_key_path, create=False)).opens(canary[0]):
+        if canary and not Sealer(load_keys(config.ledger_key_path, create=False)).opens(canary[0]):
             yield (
                 "failed",
                 f"{config.ledger_key_path} does not open {path}",

@@ -40,7 +40,7 @@ def verify(db: sqlite3.Connection, sealer: Sealer, run: str | None, head: Head |
     ]
 
 
-def verify_file(path: Path, key: bytes, run: str | None = None) -> list[str]:
+def verify_file(path: Path, key: Sequence[bytes] | bytes, run: str | None = None) -> list[str]:
     """The same for a file that another process may be working with. Raises LedgerError, WrongKey.
     Where a newer release wrote it nothing can be said."""
     sealer = Sealer(key)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def copy(path: Path, to: Path, now: float) -> Copied:
     return Copied(to, to.stat().st_size, digest, *counted)
 
 
-def restore(file: Path, path: Path, key: bytes, now: float) -> list[Path]:
+def restore(file: Path, path: Path, key: Sequence[bytes] | bytes, now: float) -> list[Path]:
     """Put a copy in the place of a ledger that no proxy uses. What was there is kept beside it
     under another name: those names are returned. Raises LedgerError, Locked, WrongKey."""
     if not file.is_file():
@@ -89,7 +90,7 @@ def restore(file: Path, path: Path, key: bytes, now: float) -> list[Path]:
         lock.release()
 
 
-def _check(db: sqlite3.Connection, file: Path, key: bytes) -> None:
+def _check(db: sqlite3.Connection, file: Path, key: Sequence[bytes] | bytes) -> None:
     check_ours(db)
     found = db.execute("SELECT value FROM meta WHERE name = 'canary'").fetchone()
     if found is None or not Sealer(key).opens(found[0]):

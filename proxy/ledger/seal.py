@@ -1,4 +1,4 @@
-"""Sealing of bodies (AES-256-GCM), and the key file.
+"""Sealing of bodies (AES-256-GCM), and the key file: a key in each line, the first one in use.
 
 What is sealed is bound to what it belongs to: opened under another identity, or changed by a bit,
 it is ``Damaged``. Nonces are random, 96 bits, which one key may use about 2^32 times.
@@ -7,8 +7,10 @@ it is ``Damaged``. Nonces are random, 96 bits, which one key may use about 2^32 
 from __future__ import annotations
 
 import binascii
+import hashlib
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -18,25 +20,41 @@ from proxy.ledger.base import Damaged, LedgerError
 
 KEY_BYTES = 32  # AES-256
 NONCE_BYTES = 12  # what GCM is made for
+ID_BYTES = 4  # tells apart the few keys of one file; the seal itself tells whether it is the key
+HEAD_BYTES = ID_BYTES + NONCE_BYTES
 CANARY = b"onceproxy ledger key"
 
 
 class Sealer:
-    """Seals and opens under one key."""
+    """Seals under the first of its keys, and opens under any of them."""
 
-    def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_BYTES:
-            raise LedgerError(f"a ledger key has {KEY_BYTES} bytes, this one has {len(key)}")
-        self._aead = AESGCM(key)
+    def __init__(self, keys: bytes | Sequence[bytes]) -> None:
+        keys = (keys,) if isinstance(keys, bytes) else tuple(keys)
+        for key in keys:
+            if len(key) != KEY_BYTES:
+                raise LedgerError(f"a ledger key has {KEY_BYTES} bytes, this one has {len(key)}")
+        self._keys = {key_id(key): AESGCM(key) for key in keys}
+        self.ids = tuple(self._keys)
+        self._aead = self._keys[self.ids[0]]
 
     def seal(self, plain: bytes, identity: str) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
-        return nonce + self._aead.encrypt(nonce, plain, identity.encode())
+        return self.ids[0] + nonce + self._aead.encrypt(nonce, plain, identity.encode())
 
     def unseal(self, sealed: bytes, identity: str) -> bytes:
         """Raises Damaged."""
+        if not isinstance(sealed, bytes):  # a column can be damaged into anything
+            raise Damaged(f"the stored {identity} cannot be opened: it was damaged")
+        named = sealed[:ID_BYTES]
+        aead = self._keys.get(named)
+        if aead is None:
+            raise Damaged(
+                f"the stored {identity} was damaged, or sealed under a key ({named.hex()}) that "
+                "the key file does not hold"
+            )
         try:
-            return self._aead.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], identity.encode())
+            nonce, rest = sealed[ID_BYTES:HEAD_BYTES], sealed[HEAD_BYTES:]
+            return aead.decrypt(nonce, rest, identity.encode())
         except (InvalidTag, ValueError, TypeError) as error:
             raise Damaged(f"the stored {identity} cannot be opened: it was damaged") from error
 
@@ -51,13 +69,19 @@ class Sealer:
             return False
 
 
+def key_id(key: bytes) -> bytes:
+    """What stands before all that a key has sealed."""
+    return hashlib.sha256(b"onceproxy key id" + key).digest()[:ID_BYTES]
+
+
 def content_identity(key: str, kind: str, number: int) -> str:
     """What a sealed content is bound to."""
     return f"{kind} of {key} ({number})"
 
 
-def load_key(path: Path, *, create: bool = True) -> bytes:
-    """The key in a file of 64 hex digits; made, readable by its owner only, if it is absent.
+def load_keys(path: Path, *, create: bool = True) -> tuple[bytes, ...]:
+    """The keys in a file with 64 hex digits in each line, the one in use first; made, readable by
+    its owner only, if it is absent.
 
     ``create=False`` is for a ledger that exists already: a new key would not open it.
     Raises LedgerError."""
@@ -73,14 +97,16 @@ def load_key(path: Path, *, create: bool = True) -> bytes:
         raise LedgerError(f"the key file {path} cannot be used: {error.strerror}") from error
 
 
-def _parse(path: Path, data: bytes) -> bytes:
+def _parse(path: Path, data: bytes) -> tuple[bytes, ...]:
     try:
-        key = binascii.unhexlify(data.strip())
+        keys = tuple(binascii.unhexlify(line) for line in data.split())
     except binascii.Error:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise LedgerError(f"the key file {path} does not hold {KEY_BYTES * 2} hex digits")
-    return key
+        keys = ()
+    if not keys or any(len(key) != KEY_BYTES for key in keys):
+        raise LedgerError(
+            f"the key file {path} does not hold {KEY_BYTES * 2} hex digits in each of its lines"
+        )
+    return keys
 
 
 def _make(path: Path) -> None:

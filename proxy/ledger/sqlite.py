@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import logging
 import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
@@ -61,7 +63,7 @@ from proxy.ledger.group import Entry, GroupCommit
 from proxy.ledger.lock import LockFile, network_file_system
 from proxy.ledger.recent import Recent
 from proxy.ledger.schema import create_file, prepare, reader
-from proxy.ledger.seal import Sealer, content_identity
+from proxy.ledger.seal import ID_BYTES, Sealer, content_identity
 
 INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 
@@ -133,8 +135,9 @@ class WritingThread:
 
 
 class SqliteLedger:
-    """``key``: 32 bytes. ``restored``: the file came from a backup; begin a new generation.
-    ``observe``: told of each durable batch, its seconds and the number of its changes.
+    """``key``: 32 bytes, or several such, of which the first seals. ``restored``: the file came
+    from a backup; begin a new generation. ``observe``: told of each durable batch, its seconds and
+    the number of its changes.
 
     ``alarms`` says why this is not, or may not be, the ledger that ran here before; ``warnings``
     what else a person should know. Both are filled by ``open``."""
@@ -143,7 +146,7 @@ class SqliteLedger:
         self,
         path: Path,
         *,
-        key: bytes,
+        key: bytes | Sequence[bytes],
         clock: Clock,
         restored: bool = False,
         observe: Callable[[float, int], None] | None = None,
@@ -155,6 +158,10 @@ class SqliteLedger:
         self.warnings: tuple[str, ...] = ()
         self.gap: Gap | None = None
         self._sealer = Sealer(key)
+        self._oldest_key = key if isinstance(key, bytes) else key[-1]
+        self._found = 0  # the last content that was here when it was opened
+        self._first_meta: dict[str, bytes] = {}  # of a ledger that is made now
+        self.digest_key = b""  # of digests that must outlive a key; known once it is open
         self._clock = clock
         self._restored = restored
         self._observe = observe
@@ -221,6 +228,7 @@ class SqliteLedger:
                 f"the key does not open {self.path}: put back the key file this ledger was made "
                 "with (beside it, or ledger.key_file)"
             )
+        self._settle_keys(db, meta)
         last = db.execute(LAST).fetchone() or (0, START)
         now = Head(meta.get("generation", "0"), last[0], last[1] or START)
         seen = self._head_file.read()
@@ -248,8 +256,7 @@ class SqliteLedger:
             # The number before the dash counts the lives known of; a first, unbroken one is 1.
             lives = int(meta.get("lives", 0)) + (1 if not fresh or lost is None else 2)
             self.generation = f"{lives}-{secrets.token_hex(8)}"
-            canary = meta.get("canary") or self._sealer.canary()
-            known = {"generation": self.generation, "lives": lives, "canary": canary}
+            known = {"generation": self.generation, "lives": lives, **self._first_meta}
             if self.gap is not None:
                 known["gap"] = orjson.dumps((self.gap.since, self.gap.until))
             _remember(db, forget=BACKUP, **known)
@@ -258,6 +265,7 @@ class SqliteLedger:
         if self.gap is not None:
             self.warnings += (GAP_WARNING,)
         last_content = db.execute("SELECT coalesce(max(id), 0) FROM contents").fetchone()[0]
+        self._found = last_content
         self._content_numbers = count(last_content + 1)
         return replace(now, generation=self.generation)
 
@@ -438,6 +446,56 @@ class SqliteLedger:
         """Whether it was done, for each row; in as few batches as may be."""
         return list(await asyncio.gather(*(self._if_whole(row, act) for row in rows)))
 
+    def _settle_keys(self, db: sqlite3.Connection, meta: Mapping[str, Any]) -> None:
+        """Which keys have sealed what is here; what is sealed for the ledger itself follows the key
+        in use. Raises WrongKey."""
+        held = [name.hex() for name in self._sealer.ids]
+        under = orjson.loads(meta["sealed_under"]) if "sealed_under" in meta else []
+        if missing := [name for name in under if name not in held]:
+            raise WrongKey(
+                f"{self.path} has bodies sealed under keys that the key file no longer holds (ids "
+                f"{', '.join(missing)}): put their lines back, behind the first"
+            )
+        if "digest_key" in meta:
+            self.digest_key = self._sealer.unseal(meta["digest_key"], "digest key")
+        else:
+            self.digest_key = hmac.digest(self._oldest_key, b"onceproxy digests", hashlib.sha256)
+        if not meta or under[:1] != held[:1]:
+            known: dict[str, Any] = {
+                "canary": self._sealer.canary(),
+                "digest_key": self._sealer.seal(self.digest_key, "digest key"),
+                "sealed_under": orjson.dumps(list(dict.fromkeys([held[0], *under]))),
+            }
+            if meta:
+                _remember(db, **known)
+            else:
+                self._first_meta = known
+
+    def _reseal(self, db: sqlite3.Connection, after: int, most: int) -> int | None:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            rows = db.execute(
+                "SELECT id, key, kind, sealed FROM contents WHERE id > ? AND id <= ?"
+                " AND sealed IS NOT NULL ORDER BY id LIMIT ?",
+                (after, self._found, most),
+            ).fetchall()
+            for number, key, kind, sealed in rows:
+                if sealed[:ID_BYTES] == self._sealer.ids[0]:
+                    continue
+                identity = content_identity(key, kind, number)
+                try:
+                    again = self._sealer.seal(self._sealer.unseal(sealed, identity), identity)
+                except Damaged as damage:
+                    log.error("left as it is: %s", damage)
+                    continue
+                db.execute("UPDATE contents SET sealed = ? WHERE id = ?", (again, number))
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        return rows[-1][0] if rows else None
+
     async def _if_whole(self, row: Any, act: Callable[[Operation], Awaitable[bool]]) -> bool:
         try:
             return await act(codec.decode(row[:_WIDTH]))
@@ -495,6 +553,25 @@ class SqliteLedger:
         return await asyncio.to_thread(
             self._in_thread, lambda db: audit.verify(db, self._sealer, run, head)
         )
+
+    async def reseal(self, after: int, most: int) -> int | None:
+        """Seal up to so many bodies behind the content ``after`` under the key in use; returns the
+        last one looked at, None when there are no more. Raises LedgerError."""
+        if self._thread is None:
+            raise LedgerError("the ledger is not open")
+        try:
+            last = await self._thread.run(lambda db: self._reseal(db, after, most))
+            if last is None:
+                current = orjson.dumps([self._sealer.ids[0].hex()])
+                await self._thread.run(lambda db: _remember(db, sealed_under=current))
+            return last
+        except FAULTS as error:
+            raise explain(error) from error
+
+    @property
+    def keys_in_use(self) -> int:
+        """How many keys the file holds; more than one: bodies may wait to be sealed anew."""
+        return len(self._sealer.ids)
 
     # Within
 

@@ -18,7 +18,7 @@ import pytest
 from proxy.ledger import audit
 from proxy.ledger.base import LedgerError, Query
 from proxy.ledger.chain import START, Head, HeadFile, went_back
-from proxy.ledger.seal import Sealer, load_key
+from proxy.ledger.seal import Sealer, load_keys
 from proxy.ledger.sqlite import SqliteLedger
 from tests.fakes.clock import FakeClock
 from tests.fakes.served import ROOT, environment
@@ -93,7 +93,7 @@ def _look(state: Path, sent: set[str], told: set[str], tally: Tally, where: str)
                     " WHERE o.state = 'succeeded' AND c.sealed IS NOT NULL"
                 )
             }
-            sealer = Sealer(load_key(state / "ledger.key", create=False))
+            sealer = Sealer(load_keys(state / "ledger.key", create=False))
             faults = audit.verify(db, sealer, None, None)
             last = db.execute("SELECT seq, head FROM events ORDER BY seq DESC LIMIT 1").fetchone()
             meta = dict(db.execute("SELECT name, value FROM meta"))
@@ -124,7 +124,7 @@ async def _open(state: Path, sent: set[str], tally: Tally, where: str) -> None:
     """As the next start of the proxy does."""
     file = state / "ledger.db"
     try:
-        key = load_key(state / "ledger.key", create=not file.exists())
+        key = load_keys(state / "ledger.key", create=not file.exists())
         ledger = SqliteLedger(file, key=key, clock=FakeClock())
         await ledger.open()
     except LedgerError as error:

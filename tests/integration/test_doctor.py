@@ -20,7 +20,7 @@ from proxy.cli.checks import CHECKS, examine
 from proxy.clock import SystemClock
 from proxy.configload import load
 from proxy.ledger import lock
-from proxy.ledger.seal import load_key
+from proxy.ledger.seal import load_keys
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.net.tls import CertificateAuthority
 from tests.fakes.served import FREE_PORTS, environment, onceproxy, served
@@ -54,7 +54,7 @@ def state(tmp_path: Path) -> Path:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     CertificateAuthority.open(state / "ca")
-    key = load_key(state / "ledger.key")
+    key = load_keys(state / "ledger.key")
 
     async def write() -> None:
         ledger = SqliteLedger(state / "ledger.db", key=key, clock=SystemClock())

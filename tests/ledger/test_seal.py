@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.ledger.base import Damaged, LedgerError
-from proxy.ledger.seal import Sealer, load_key
+from proxy.ledger.seal import Sealer, load_keys
 
 SEALER = Sealer(bytes(32))
 
@@ -44,16 +44,16 @@ def test_the_canary_sings_for_its_key_only() -> None:
 
 def test_a_key_file_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "ledger.key"
-    key = load_key(path)
+    [key] = load_keys(path)
     assert len(key) == 32
     assert path.stat().st_mode & 0o777 == 0o600
-    assert load_key(path) == key
+    assert load_keys(path) == (key,)
     assert [file.name for file in tmp_path.iterdir()] == ["ledger.key"]
 
 
 def test_a_key_that_must_exist_is_not_made_up(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="missing: put it back"):
-        load_key(tmp_path / "ledger.key", create=False)
+        load_keys(tmp_path / "ledger.key", create=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,7 +62,7 @@ def test_a_key_file_that_holds_no_key_is_refused_and_kept(tmp_path: Path, text: 
     path = tmp_path / "ledger.key"
     path.write_text(text)
     with pytest.raises(LedgerError, match="64 hex digits"):
-        load_key(path)
+        load_keys(path)
     assert path.read_text() == text
 
 
