@@ -64,6 +64,7 @@ from proxy.ledger.lock import LockFile, network_file_system
 from proxy.ledger.recent import Recent
 from proxy.ledger.schema import create_file, prepare, reader
 from proxy.ledger.seal import ID_BYTES, Sealer, content_identity
+from proxy.ledger.steps import Steps
 
 INLINE = 64 * 1024  # bytes sealed or opened in the caller's thread: some 50 us
 
@@ -74,6 +75,7 @@ _HISTORY_OF_ANY = f"SELECT 1 FROM events WHERE key >= ? AND key < ? AND {KNOWS} 
 _HISTORY_OF = f"SELECT 1 FROM events WHERE key = ? AND {KNOWS} LIMIT 1"
 _WIDTH = len(COLUMNS)
 _STEP = "SELECT 1 FROM operations WHERE run = ? AND step = ? LIMIT 1"
+_STEPS = "SELECT DISTINCT step FROM operations WHERE run = ? LIMIT ?"
 _EXACT = f"{SELECT} WHERE key = ?"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
 
@@ -169,6 +171,7 @@ class SqliteLedger:
         self._head_file = HeadFile(path.with_name(path.name + ".head"))
         self._decoder = codec.Reader()  # of the loop's thread
         self._recent = Recent()
+        self._steps = Steps(self._steps_of)
         self._noted: dict[str, list[Entry]] = {}
         self._runs: dict[str, RunRow] = {}
         self._content_numbers = count(1)  # one step, since large bodies are sealed in threads
@@ -272,7 +275,11 @@ class SqliteLedger:
     # Point reads
 
     def has_step(self, run: str, step: str) -> bool:
-        return bool(self._rows(_STEP, (run, step)))
+        known = self._steps.has(run, step)
+        return bool(self._rows(_STEP, (run, step))) if known is None else known
+
+    def _steps_of(self, run: str, limit: int) -> list[str]:
+        return [row[0] for row in self._rows(_STEPS, (run, limit))]
 
     def find(self, base: str, names: Sequence[str] = ()) -> Operation | None:
         newest: Operation | None = None
@@ -369,6 +376,8 @@ class SqliteLedger:
         if not change.events:
             raise ValueError(f"a change of {change.operation.key} without an event has no reason")
         group = self._open_group()
+        if not change.operation.revision:
+            self._steps.add(change.operation.run, change.operation.step)
         try:
             if _weight(change) > INLINE:
                 entry = await asyncio.to_thread(self._entry, change)
