@@ -26,11 +26,13 @@ from proxy.net.exchange import Reply
 from proxy.recovery import Recovery
 from proxy.resolution import read_resolution
 from proxy.service import OperationService
+from tests import reliability
 from tests.crash.support import QUERIED
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted import code, fields, ruleset
 from tests.fakes.world import Api, engine, outcome, post, rules
 
+BAR = "A ledger restored, lost or replaced; the run comes back"
 KEY = bytes(32)
 HOUR, DAY = 3600.0, 86400.0
 
@@ -174,6 +176,7 @@ async def test_h7_a_write_that_a_lost_ledger_sent_is_not_made_twice(
         assert again.status == reply.status
         assert len(world.api.effects) == before
         assert await life.ledger.verify() == []
+    reliability.figure("H7", BAR, cases=1, duplicates=0)
 
 
 @pytest.mark.parametrize("path", ["/queried", "/plain"])
@@ -186,6 +189,7 @@ async def test_h7_without_the_gap_it_is_made_twice(world: World, path: str) -> N
         await life.ledger.close_gap()
         await life.call(path)
     assert len(world.api.effects) == before + 1
+    reliability.control("H7", "the gap closed before the call", "a second effect each time")
 
 
 async def test_h7_a_gap_lasts_over_restarts_and_until_a_person_closes_it(world: World) -> None:

@@ -32,6 +32,7 @@ from proxy.ledger.base import (
 from proxy.ledger.batch import BatchWriter
 from proxy.ledger.group import Entry
 from proxy.ledger.sqlite import SqliteLedger, WritingThread
+from tests import reliability
 from tests.fakes.clock import FakeClock
 from tests.ledger.support import (
     ANSWER,
@@ -564,6 +565,7 @@ async def test_tampering_with_history_is_found(
         by_hand(path, "DROP TRIGGER events_update", "DROP TRIGGER events_delete", *tampering)
         found = await ledger.verify()
     assert any(fault in sentence for sentence in found), found
+    reliability.figure("S15", "History edited, removed, swapped, cut off", cases=1, missed=0)
 
 
 async def test_verify_of_one_run_looks_at_that_run_only(path: Path) -> None:

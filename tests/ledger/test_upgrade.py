@@ -21,6 +21,7 @@ from proxy.core.operation import State
 from proxy.ledger import schema
 from proxy.ledger.base import LedgerError, Query
 from proxy.ledger.sqlite import SqliteLedger
+from tests import reliability
 from tests.ledger.support import ANSWER, REQUEST, change, first, operation, succeeded
 from tests.ledger.test_sqlite import by_hand, opened
 
@@ -140,6 +141,7 @@ async def test_an_upgrade_that_is_killed_at_any_statement_is_finished_by_the_nex
             )
     assert killed >= 12, "it was killed before each of its statements"
     assert versions == {schema.migrations()[-1][0], 98}, "each step is there whole or not at all"
+    reliability.figure("R24", "SIGKILL before each statement of an upgrade", kills=killed, lost=0)
 
 
 async def test_a_file_of_the_later_release_is_refused_by_this_one_and_left_alone(
@@ -168,3 +170,4 @@ async def test_the_control_an_upgrade_without_a_transaction_would_be_caught(
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "duplicate column" in done.stderr
+    reliability.control("R24", "a step left half done", "the next start stumbles over it")
