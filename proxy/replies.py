@@ -87,7 +87,7 @@ class Replies:
         return of_answer(answer, operation, how, self._delivered(bound, operation))
 
     def _notes(self, bound: Bound, decision: Answer, how: str) -> tuple[Event, ...]:
-        now = self._engine.clock.time()
+        now = self._now(decision.operation)
         notes = decision.notes
         if how == "replayed":
             notes = (*notes, Event(Kind.REPLAYED, now, {"epoch": bound.ask.epoch}))
@@ -97,6 +97,10 @@ class Replies:
         if call is not None and decision.operation.intent.credential != call.credential:
             notes = (*notes, Event(Kind.CREDENTIAL_CHANGED, now, {}))
         return notes
+
+    def _now(self, operation: Operation) -> float:
+        """The wall clock, but never before the newest event of the operation."""
+        return max(self._engine.clock.time(), operation.updated_at)
 
     def _delivered(self, bound: Bound, operation: Operation) -> Callable[[bool], None]:
         """Recorded only where it decides something: a refusal that was heard makes the next call a
@@ -108,8 +112,8 @@ class Replies:
 
         def delivered(whole: bool) -> None:
             if whole:
-                at = self._engine.clock.time()
-                event = Event(Kind.ANSWER_DELIVERED, at, {"epoch": bound.ask.epoch})
+                epoch = {"epoch": bound.ask.epoch}
+                event = Event(Kind.ANSWER_DELIVERED, self._now(operation), epoch)
                 self._ledger.note(operation, event)
 
         return delivered

@@ -123,9 +123,10 @@ class OperationService:
         """Record what a person found out. Raises ServiceError."""
         operation = self._get(key)
         _check_resolvable(operation, resolution)
-        events = [_resolved(resolution, self._clock.time())]
+        now = max(self._clock.time(), operation.updated_at)  # the clock may have been set back
+        events = [_resolved(resolution, now)]
         if resolution.external_id:
-            events += self._shared(operation, resolution)
+            events += self._shared(operation, resolution, now)
         try:
             stored = await self._ledger.commit(
                 Change(evolve_all(operation, events), tuple(events), answer=resolution.answer)
@@ -173,7 +174,7 @@ class OperationService:
             )
         return operation
 
-    def _shared(self, operation: Operation, resolution: Resolution) -> list[Event]:
+    def _shared(self, operation: Operation, resolution: Resolution, now: float) -> list[Event]:
         owner = self._ledger.adopted(
             operation.service,
             operation.endpoint,
@@ -183,7 +184,7 @@ class OperationService:
         if owner is None or owner == operation.key:
             return []
         data = {"external_id": resolution.external_id, "with": owner}
-        return [Event(Kind.SHARED_EFFECT, self._clock.time(), data)]
+        return [Event(Kind.SHARED_EFFECT, now, data)]
 
 
 def detail(operation: Operation) -> dict[str, Any]:

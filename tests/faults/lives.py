@@ -90,6 +90,7 @@ class Life:
         self.number, self.state_dir = number, state_dir
         self.pid = self.port = self.control = self.steps = self.writes = 0
         self.failed = ""  # why it did not start
+        self.failed_after = 0.0  # seconds of a processor
         self.stopped = False
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,8 +103,8 @@ class Life:
 
     def hears(self, message: dict[str, Any]) -> None:
         match message:
-            case {"failed": str(why)}:
-                self.failed = why
+            case {"failed": str(why), "seconds": float(seconds)}:
+                self.failed, self.failed_after = why, seconds
             case {"listen": port, "control": control, "steps": steps}:
                 self.port, self.control, self.steps = port, control, steps
                 self.begun.set_result(None)
@@ -128,6 +129,10 @@ class Life:
     async def fail(self, **fault: Any) -> None:
         """As ``shim.arm``, there."""
         await self._order(fail=fault)
+
+    async def step_clock(self, seconds: float) -> None:
+        """Its wall clock is ahead by so much from now on."""
+        await self._order(clock=float(seconds))
 
     async def count(self) -> None:
         """Fills ``steps`` and ``writes``."""
@@ -165,6 +170,8 @@ class Zygote:
         kill_at: int = 0,
         plants: Sequence[str] = (),
         fail: dict[str, Any] | None = None,
+        clock: float = 0.0,
+        user: int | None = None,
         steps: bool = True,
         starts: bool = True,
     ) -> Life:
@@ -173,7 +180,14 @@ class Zygote:
         life = Life(next(self._numbers), config.parent / "state")
         self._lives[life.number] = life
         order = {"life": life.number, "config": str(config), "log": str(config.parent / "log")}
-        order |= {"kill_at": kill_at, "plants": list(plants), "fail": fail, "steps": steps}
+        order |= {
+            "kill_at": kill_at,
+            "plants": list(plants),
+            "fail": fail,
+            "steps": steps,
+            "clock": clock,
+            "user": user,
+        }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         await asyncio.wait({life.begun, life.ends}, return_when=asyncio.FIRST_COMPLETED)

@@ -174,7 +174,7 @@ async def damage(folder: Path, number: int, seed: int) -> Seen:
 
 
 async def test_r10_no_damage_gives_another_answer_or_hides_one(tmp_path: Path) -> None:
-    await _r10(tmp_path, 42, 1)
+    await _r10(tmp_path, 24, 1)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ async def test_r10_control_without_the_hash_of_each_row_it_is_seen(
 ) -> None:
     no_row_hash(monkeypatch.setattr)
     monkeypatch.setattr("tests.faults.test_damage.DAMAGES", [flipped])
-    seen = await damage(tmp_path, 60, 1)
+    seen = await damage(tmp_path, 40, 1)
     wrong = {one.partition(":")[0] for one in seen.wrong if one.endswith(" is another")}
     assert wrong
-    control("R10", "the hash of each row not looked at", f"{len(wrong)} of 60 files answer wrongly")
+    control("R10", "the hash of each row not looked at", f"{len(wrong)} of 40 files answer wrongly")

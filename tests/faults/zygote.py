@@ -10,6 +10,7 @@ all tasks of its loop: that is every suspension point of what it does.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # not found any more by a life that is another user
 import contextlib
 import functools
 import json
@@ -17,11 +18,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
 from proxy import app, log
+from proxy.config import Config
 from proxy.configload import Loaded, load
 from proxy.net import upstream
 from tests.faults import shim
@@ -84,6 +87,8 @@ async def live(config: Path, order: dict[str, Any], parent: socket.socket) -> No
         loop.set_task_factory(factory)
     if order.get("kill_at"):
         counter.arm(order["kill_at"])
+    if order.get("clock"):
+        shim.step_clock(order["clock"])
     if order.get("fail"):
         shim.arm(**order["fail"])
     proxy = app.App(loaded(config))
@@ -92,7 +97,8 @@ async def live(config: Path, order: dict[str, Any], parent: socket.socket) -> No
     try:
         started = await proxy.start()
     except Exception as error:
-        tell(failed=f"{type(error).__name__}: {error}")
+        seconds = time.process_time()  # its own, since it was forked
+        tell(failed=f"{type(error).__name__}: {error}", seconds=seconds)
         await writer.drain()
         return
     tell(listen=started.listen.port, control=started.control.port, steps=counter.count)
@@ -103,6 +109,8 @@ async def live(config: Path, order: dict[str, Any], parent: socket.socket) -> No
             match json.loads(line):
                 case {"arm": int(kill_at)}:
                     counter.arm(kill_at)
+                case {"clock": float(seconds)}:
+                    shim.step_clock(seconds)
                 case {"fail": dict(fault)}:
                     shim.arm(**fault)
             tell(steps=counter.count, writes=shim.count())
@@ -131,6 +139,8 @@ def child(order: dict[str, Any], address: str) -> None:
     with open(order["log"], "ab", buffering=0) as out:  # nothing of it may be lost
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
+    if order.get("user"):
+        os.setresuid(*[order["user"]] * 3)
     for plant in order.get("plants", ()):
         PLANTS[plant]()
     with contextlib.suppress(asyncio.CancelledError):
@@ -138,8 +148,10 @@ def child(order: dict[str, Any], address: str) -> None:
 
 
 def main(address: str) -> None:
+    assert concurrent.futures.thread
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a life
     log.configure("info", "json")
+    Config.rule_dirs = property(lambda config: config.rules)  # type: ignore[assignment]
     app.load = functools.cache(app.load)  # type: ignore[assignment]
     upstream._verified = functools.cache(upstream._verified)
     upstream._verified(None)
