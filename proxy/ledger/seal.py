@@ -48,6 +48,9 @@ class Sealer:
         named = sealed[:ID_BYTES]
         aead = self._keys.get(named)
         if aead is None:
+            plain = self._unseal_unnamed(sealed, identity)
+            if plain is not None:
+                return plain
             raise Damaged(
                 f"the stored {identity} was damaged, or sealed under a key ({named.hex()}) that "
                 "the key file does not hold"
@@ -57,6 +60,16 @@ class Sealer:
             return aead.decrypt(nonce, rest, identity.encode())
         except (InvalidTag, ValueError, TypeError) as error:
             raise Damaged(f"the stored {identity} cannot be opened: it was damaged") from error
+
+    def _unseal_unnamed(self, sealed: bytes, identity: str) -> bytes | None:
+        """What was sealed before seals named their key; None if it is not that."""
+        for aead in self._keys.values():
+            try:
+                nonce, rest = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
+                return aead.decrypt(nonce, rest, identity.encode())
+            except (InvalidTag, ValueError):
+                continue
+        return None
 
     def canary(self) -> bytes:
         """Something that only this key opens, to notice a wrong key at the start."""
