@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import structlog
 
+from proxy.bound import Bound, Seen
 from proxy.core.call import (
     UNRULED,
     Governable,
@@ -26,11 +27,11 @@ from proxy.core.identity import run_of
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
 from proxy.core.model import Answered, Denied, Identity, Lost, NotSent, Request
-from proxy.core.operation import Operation, State
+from proxy.core.operation import ENDED, Operation, State
 from proxy.core.placement import CannotPlace
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
-from proxy.engine import ENDED, Bound, Engine, Seen
+from proxy.engine import Engine
 from proxy.flights import Flight
 from proxy.ledger.base import Damaged, LedgerError, Lookalike
 from proxy.net.exchange import Arrival, Incomplete, Meaning, Reply, TooLarge

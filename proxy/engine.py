@@ -15,20 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import structlog
 
+from proxy.bound import Bound, Claimed, Seen, claims, now_of, stored_request
 from proxy.clock import Clock
 from proxy.core import jsonrpc, settle
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
-from proxy.core.credentials import NONE, MissingCredential
+from proxy.core.credentials import MissingCredential
 from proxy.core.decide import (
-    Ask,
-    Decision,
     Forward,
     Hold,
     Limits,
@@ -39,32 +38,32 @@ from proxy.core.decide import (
     Watch,
     decide,
 )
-from proxy.core.decide.account import same_credential
 from proxy.core.decide.state import no_credential
-from proxy.core.intent import intend, mark, other_marks, placed
+from proxy.core.intent import intend
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, Request, SendResult
-from proxy.core.operation import RULE, Event, Kind, Operation, State, changed, evolve_all
-from proxy.core.reconcile import Found, Inquiry, LookupVerdict, NoneFound, choose
-from proxy.core.rules import Auth, Endpoint, Lookup
-from proxy.core.views import BodyMissing, RequestView
+from proxy.core.operation import (
+    ENDED,
+    UNSETTLED,
+    Event,
+    Kind,
+    Operation,
+    State,
+    changed,
+    evolve_all,
+)
+from proxy.core.rules import Auth
 from proxy.failpoints import OFF, Failpoints
-from proxy.flights import Claim, Flight, Lent, Sights
-from proxy.ledger.base import Change, Conflict, Damaged, Ledger, LedgerError
+from proxy.flights import Claim, Flight, Sights
+from proxy.ledger.base import Change, Conflict, Ledger, LedgerError
+from proxy.lending import Lending
+from proxy.lookups import Lookups
 from proxy.outbound import Outbound, Upstream
 
 log = structlog.get_logger("onceproxy")
 
-ENDED = (State.SUCCEEDED, State.FAILED)
-UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
 TURNS_MAX = 200  # of one flight: five sends and a lookup every tenth of a second stay far below it
-_RESULT = {
-    Kind.EFFECT_FOUND: "found",
-    Kind.EFFECT_ABSENT: "absent",
-    Kind.EFFECT_AMBIGUOUS: "several",
-    Kind.LOOKUP_INCONCLUSIVE: "inconclusive",
-}
 
 
 class Observer(Protocol):
@@ -92,40 +91,6 @@ class Settings:
     secret_of: Callable[[Auth], str | None] = lambda auth: None
 
 
-class Seen(NamedTuple):
-    """What the ledger has for a bound call: its version's operation or, where that is not begun,
-    the version before it; ``overtaken``: a later one has begun."""
-
-    operation: Operation | None
-    previous: Operation | None = None
-    overtaken: bool = False
-
-
-class Claimed(NamedTuple):
-    base: str
-    named: bool  # by an X-Operation-Id
-
-
-@dataclass(slots=True)
-class Bound:
-    """A call bound to one version of one operation when it arrived; or, without ``call``, an
-    operation that the background settles. The rest is filled in once it is needed."""
-
-    base: str
-    ask: Ask
-    endpoint: Endpoint
-    call: Governed | None = None
-    arrived: float = 0.0  # monotonic
-    seen: Seen | None = None  # as it was loaded for this call a moment ago
-    stored: Request | None = None  # as sent, without credentials
-    view: RequestView | None = None
-    lookup: Lookup | None = None
-
-    @property
-    def enforced(self) -> bool:
-        return self.call is None or self.call.mode == "enforce"
-
-
 class Engine:
     def __init__(
         self,
@@ -150,7 +115,7 @@ class Engine:
             kept_body=self.settings.kept_body,
             secret_of=self.settings.secret_of,
         )
-        self.lent = Lent()
+        self._lending = Lending(self.outbound)
         self._limits = self.settings.limits
         self._began = clock.monotonic()  # what a lost ledger sent was sent before
         self._failpoints = failpoints
@@ -159,7 +124,15 @@ class Engine:
         self._owed: dict[str, Change] = {}  # outcomes that the ledger could not take yet
         self._unsent: set[tuple[str, int]] = set()  # attempts whose intent could not be committed
         self._claims: dict[Claim, Claimed] = {}  # what operations being begun will be found by
-        self._adopting: set[tuple[str, str, str | None, str]] = set()  # objects found just now
+        self._lookups = Lookups(
+            ledger=ledger,
+            outbound=self.outbound,
+            clock=clock,
+            metrics=metrics,
+            sights=self._sights,
+            lending=self._lending,
+            secrets=self.settings.secrets,
+        )
 
     def flight(self, base: str) -> Flight | None:
         """Whoever drives that operation now."""
@@ -216,19 +189,20 @@ class Engine:
                 operation = seen.operation
                 if operation is not None and operation.state in UNSETTLED:
                     operation = await self.mend(operation)
-                    await self._prepare_lookup(bound, operation)
+                    await self._lookups.prepare(bound, operation, self.rules)
                     seen = seen._replace(operation=operation)
                 snapshot = self.snapshot(bound, seen)
-                flight.decision = decide(self._ask(bound), bound.endpoint, snapshot, self._limits)
+                ask = self._lending.ask(bound)
+                flight.decision = decide(ask, bound.endpoint, snapshot, self._limits)
                 seen = None
-                self._lend(bound, flight.decision)
+                self._lending.lend(bound, flight.decision)
                 match flight.decision:
                     case Forward() as forward:
                         seen = Seen(await self._forward(flight, bound, snapshot, forward))
                     case Presume(since=since):
                         await self._presume(bound, snapshot, since)
                     case Reconcile():
-                        await self._reconcile(flight, bound, snapshot)
+                        await self._lookups.reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
                         await self.clock.sleep(seconds)
                     case Refuse(blocked_by=str() as blocked_by, reason=reason):
@@ -254,7 +228,7 @@ class Engine:
         operation, request, new = await self._to_send(bound, snapshot)
         if not new and flight.relay is not None and jsonrpc.speaks(bound.endpoint):
             flight.relay.close()  # its answer has the first caller's id: it is awaited and changed
-        outgoing = self._authorised(bound, request)
+        outgoing = self._lending.authorised(bound, request)
         await self._failpoints.reach("before_intent", operation.key)
         operation = await self._intend(bound, operation, forward, request if new else None)
         flight.operation = operation
@@ -275,7 +249,7 @@ class Engine:
             # sent. Else nothing has come of the earlier request, and this one takes its place.
             same = call is not None and operation.intent.fingerprint == call.fingerprint
             if operation.undecided or (operation.ever_left and not same):
-                return operation, await self._stored(bound, operation), False
+                return operation, await stored_request(self.ledger, bound, operation), False
         assert call is not None
         intended = intend(
             call,
@@ -304,12 +278,12 @@ class Engine:
         """Make the intent durable. Raises Conflict, LedgerError: then nothing may be sent."""
         started = Event(
             Kind.ATTEMPT_STARTED,
-            self._now(operation),
+            now_of(self.clock, operation),
             {
                 "attempt": forward.attempt,
                 "reason": forward.reason,
                 "keyed": operation.intent.upstream_key is not None,
-                "credential": self._credential(bound),
+                "credential": self._lending.credential(bound),
             },
         )
         events: tuple[Event, ...] = (started,)
@@ -335,11 +309,16 @@ class Engine:
         if gap is None:
             return  # closed just now
         # Later than the gap, so that it is asked about once.
-        at = max(self._now(operation), gap.until + 0.001)
+        at = max(now_of(self.clock, operation), gap.until + 0.001)
         # With several secrets it may have gone out under another key than the one made now.
         keyed = operation.intent.upstream_key is not None and len(self.settings.secrets) <= 1
         event = settle.presumed(
-            operation, bound.endpoint, since, at, keyed=keyed, credential=self._credential(bound)
+            operation,
+            bound.endpoint,
+            since,
+            at,
+            keyed=keyed,
+            credential=self._lending.credential(bound),
         )
         after = evolve_all(operation, (event,))
         kept = _as_kept(operation, request) if new else None
@@ -384,7 +363,7 @@ class Engine:
                 attempt,
                 result,
                 verdict,
-                self._now(operation),
+                now_of(self.clock, operation),
                 kept=kept is not None,
             )
             after = evolve_all(operation, events)
@@ -401,7 +380,8 @@ class Engine:
             break
         flight.ended(after, attempt, result)
         if after.state in ENDED:
-            self._forget(after)
+            self._sights.settled(after.key)
+            self._lending.give_back(after.base)
         elif after.state is State.UNKNOWN:
             log.warning(
                 "unknown", operation=after.key, attempt=attempt, blocked_by=after.blocked_by
@@ -417,135 +397,10 @@ class Engine:
             return None, None
         verdict = classify(bound.endpoint, result, keyed=operation.intent.upstream_key is not None)
         if verdict.replayed and settle.foreign(operation, len(operation.attempts)):
-            self._foreign(operation)
+            self._lookups.foreign(operation)
         elif verdict.replayed:
             self.metrics.suppressed(operation.service, operation.endpoint, "upstream_replayed")
         return verdict, keep(result.answer, bound.endpoint) if result.complete else None
-
-    async def _reconcile(self, flight: Flight, bound: Bound, snapshot: Snapshot) -> None:
-        operation, lookup = snapshot.operation, bound.lookup
-        assert operation is not None
-        assert lookup is not None
-        began = self.clock.monotonic()
-        verdict = await self._look(bound, operation, lookup)
-        while not await self._learn(flight, bound, snapshot, operation, verdict, began):
-            # A person has spoken meanwhile. What was seen to be there is there all the same.
-            operation = self.ledger.get(operation.key) or operation
-            if operation.state is State.SUCCEEDED or not _there(verdict):
-                return
-
-    async def _learn(
-        self,
-        flight: Flight,
-        bound: Bound,
-        snapshot: Snapshot,
-        operation: Operation,
-        verdict: LookupVerdict,
-        began: float,
-    ) -> bool:
-        """Make durable what a lookup taught; False where the operation has moved on."""
-        lookup, ask = bound.lookup, self._ask(bound)
-        assert lookup is not None
-        learned = settle.lookup_ended(
-            lookup,
-            verdict,
-            snapshot.watch,
-            self._now(operation),
-            adopted_by=self._adopted(operation, verdict),
-            marked=mark(bound.endpoint, operation.intent) is not None,
-            same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
-            presumed=operation.presumed,
-        )
-        self._sights.looked(operation.key, began, ask.credential, counts=learned.counts)
-        self.metrics.reconciled(operation.service, _RESULT[learned.events[0].kind])
-        events = learned.events
-        if operation.state is not State.UNKNOWN and events[0].kind is not Kind.EFFECT_FOUND:
-            return True
-        if operation.state is State.FAILED:
-            data = {"external_id": events[0].data.get("external_id"), "said": "abandoned"}
-            events = (*events, Event(Kind.EFFECT_CONFLICT, self._now(operation), data))
-        after = evolve_all(operation, events)
-        answer = verdict.answer if isinstance(verdict, Found) else None
-        kept = keep(answer, bound.endpoint)
-        if after.outcome is not None and kept is None:
-            after = changed(after, outcome=replace(after.outcome, kept=False))
-        if after == changed(operation, updated_at=after.updated_at) and not learned.counts:
-            return True  # as before: not worth a line in the history each time
-        try:
-            after = await self._adopt(operation, verdict, Change(after, events, answer=kept))
-        except Conflict:
-            return False
-        if after.state in ENDED:
-            flight.found(after, answer)
-            self._forget(after)
-            if operation.presumed and after.state is State.SUCCEEDED:
-                self._foreign(after)
-        return True
-
-    async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
-        """One lookup. For what a lost ledger may have sent it looks for all marks that it may have
-        carried."""
-        own = mark(bound.endpoint, operation.intent)
-        marks: tuple[str | None, ...] = (own,)
-        if own is not None and operation.presumed and lookup.by == "marker":
-            marks += other_marks(bound.endpoint, operation, self.settings.secrets)
-        shifting = False
-        for text in marks:
-            verdict = await self._inquire(bound, operation, lookup, text)
-            if not isinstance(verdict, NoneFound):
-                return verdict
-            shifting = shifting or verdict.shifting
-        return NoneFound(shifting)
-
-    async def _inquire(
-        self, bound: Bound, operation: Operation, lookup: Lookup, key: str | None
-    ) -> LookupVerdict:
-        """Whether there is an object that carries this mark, page by page."""
-        assert bound.view is not None
-        names = {
-            "key": key,
-            "sent_at": operation.first_maybe_sent_at or operation.created_at,
-        }
-        inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
-        while True:
-            step = inquiry.next()
-            if not isinstance(step, Request):
-                return step
-            page = self._authorised(bound, step)
-            inquiry.feed(
-                await self.outbound.attempt(
-                    page, run=operation.run, fresh=False, operation_key="", relay=None
-                )
-            )
-
-    def _foreign(self, operation: Operation) -> None:
-        self.metrics.foreign(operation.service)
-        log.error("foreign effect", operation=operation.key)
-
-    def _adopted(self, operation: Operation, verdict: LookupVerdict) -> str | None:
-        """Another operation that already owns the object found."""
-        if not isinstance(verdict, Found) or verdict.external_id is None:
-            return None
-        thing = _thing(operation, verdict.external_id)
-        if thing in self._adopting:
-            return "an operation that is adopting it just now"
-        owner = self.ledger.adopted(*thing)
-        return None if owner == operation.key else owner
-
-    async def _adopt(
-        self, operation: Operation, verdict: LookupVerdict, change: Change
-    ) -> Operation:
-        """Commit what a lookup taught; while an object is being adopted nobody else may."""
-        if not isinstance(verdict, Found) or verdict.external_id is None:
-            return await self.ledger.commit(change)
-        thing = _thing(operation, verdict.external_id)
-        if change.operation.state not in ENDED:
-            return await self.ledger.commit(change)
-        self._adopting.add(thing)
-        try:
-            return await self.ledger.commit(change)
-        finally:
-            self._adopting.discard(thing)
 
     async def _blocked(self, snapshot: Snapshot, blocked_by: str, reason: str) -> None:
         """Write down why an unknown operation stays so, when that is news."""
@@ -557,10 +412,6 @@ class Engine:
         data = {"blocked_by": blocked_by, "reason": reason}
         event = Event(Kind.LOOKUP_INCONCLUSIVE, snapshot.now, data)
         await self.ledger.commit(Change(evolve_all(operation, (event,)), (event,)))
-
-    def _forget(self, operation: Operation) -> None:
-        self._sights.settled(operation.key)
-        self.lent.give_back(operation.base)
 
     # -- what a decision is made from ------------------------------------------------------------
 
@@ -635,83 +486,13 @@ class Engine:
             operation = self.ledger.get(operation.key) or operation
         if operation.state is not State.IN_FLIGHT:
             return operation
-        now = self._now(operation)
+        now = now_of(self.clock, operation)
         unsent = {a.number for a in operation.attempts if (operation.key, a.number) in self._unsent}
         events = settle.abandoned(operation, now, unsent)
         operation = await self.ledger.commit(Change(evolve_all(operation, events), events))
         self._unsent -= {(operation.key, number) for number in unsent}
         self._sights.left(operation.key, self.clock.monotonic())
         return operation
-
-    async def _prepare_lookup(self, bound: Bound, operation: Operation) -> None:
-        if operation.state is not State.UNKNOWN or bound.lookup is not None:
-            return
-        if not bound.endpoint.reconcile:
-            return
-        request = await self._stored(bound, operation)
-        bound.view = RequestView(request, self._params(bound, request))
-        with contextlib.suppress(BodyMissing):  # not kept, and the lookup needs it
-            bound.lookup = choose(bound.endpoint, bound.view)
-
-    async def _stored(self, bound: Bound, operation: Operation) -> Request:
-        """The request as it was sent the first time, without credentials. Where its body is not
-        kept, or where only the caller can sign, it is the caller's own with the stored marks."""
-        if bound.stored is not None:
-            return bound.stored
-        kept = await self.ledger.request_of(operation.key)
-        usable = kept is not None and (kept.body.data is not None or bound.call is None)
-        if bound.call is not None and (bound.endpoint.signed != "none" or not usable):
-            bound.stored = placed(bound.call.bare, bound.endpoint, operation.intent)
-        elif kept is not None:
-            bound.stored = kept
-        else:
-            raise Damaged(f"the request of {operation.key} is gone")
-        return bound.stored
-
-    def _params(self, bound: Bound, request: Request) -> Mapping[str, str]:
-        """What the endpoint's match reads from host and path."""
-        if bound.call is not None:
-            return bound.call.params
-        return self.rules.params(bound.endpoint, request) or {}
-
-    def _ask(self, bound: Bound) -> Ask:
-        """The ask, with whoever's credential there is by now."""
-        credential = self._credential(bound)
-        if credential == bound.ask.credential:
-            return bound.ask
-        return replace(bound.ask, credential=credential)
-
-    def _credential(self, bound: Bound) -> str | None:
-        """Whose credential goes out: the fresh caller's own, in the background the lent one, else
-        the rule's. A caller is never served with another caller's."""
-        if bound.call is not None:
-            own = bound.call.credential
-        else:
-            lent = self.lent.get(bound.base)
-            own = lent.owner if lent is not None else None
-        if own is None and self.outbound.has_secret(bound.endpoint):
-            return RULE
-        return own
-
-    def _authorised(self, bound: Bound, request: Request) -> Request:
-        """Raises MissingCredential."""
-        if bound.call is not None:
-            credentials = bound.call.credentials
-        else:
-            lent = self.lent.get(bound.base)
-            credentials = lent.credentials if lent is not None else NONE
-        return self.outbound.authorised(request, bound.endpoint, credentials)
-
-    def _lend(self, bound: Bound, decision: Decision) -> None:
-        """A call that is the operation's own lends its credential for the time after it; one that
-        was refused as another's does not."""
-        if bound.call is not None and isinstance(decision, Forward | Reconcile | Hold):
-            self.lent.lend(bound.base, bound.call.credentials, bound.call.credential)
-
-    def _now(self, operation: Operation | None) -> float:
-        """The wall clock, but never before the newest event of the operation."""
-        now = self.clock.time()
-        return now if operation is None else max(now, operation.updated_at)
 
     # -- patience --------------------------------------------------------------------------------
 
@@ -748,28 +529,3 @@ def _as_kept(operation: Operation, request: Request | None) -> Request | None:
     if request is None or operation.intent.body_kept:
         return request
     return request.with_(body=replace(request.body, data=None, spool=None))
-
-
-def claims(call: Governed) -> tuple[Claim, ...]:
-    """What else than its own name an operation that this call begins will be found by."""
-    alike = ("alike", call.run, call.step, call.request.method, call.url, call.fingerprint)
-    if call.caller_key_digest is None:
-        return (alike,)
-    return (alike, ("key", call.endpoint.service, call.caller_key_digest))
-
-
-def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None, str]:
-    return operation.service, operation.endpoint, operation.intent.account, external_id
-
-
-def _there(verdict: LookupVerdict) -> bool:
-    """One object, and not one that records a refusal."""
-    return isinstance(verdict, Found) and not verdict.failed
-
-
-def _same_named_account(ask: Ask, operation: Operation) -> bool:
-    """Whether the rule says that both are one account, whatever credential they have. Of its own
-    credential's account it does not say anything."""
-    if ask.credential == RULE:
-        return False
-    return operation.intent.account is not None and operation.intent.account == ask.account

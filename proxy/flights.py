@@ -1,15 +1,12 @@
 """What this process knows and the ledger does not: who is driving which operation, since when it
-has been quiet, and whose credentials were lent to it. All of it may be lost; none of it permits a
-send.
+has been quiet. All of it may be lost; none of it permits a send.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from proxy.core.credentials import Credentials
 from proxy.core.decide import Decision
 from proxy.core.model import EMPTY, Answer, Answered, NotSent, SendResult
 from proxy.core.operation import Operation
@@ -19,8 +16,6 @@ from proxy.relay import Relay
 
 Claim = tuple[str, ...]
 """What an operation that is being begun will be found by, besides its name."""
-
-LENDERS_MAX = 10_000  # operations whose caller's credentials are remembered
 
 
 def bare(answer: Answer) -> Answer:
@@ -174,30 +169,3 @@ class Sights:
 
     def settled(self, key: str) -> None:
         self._sights.pop(key, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Loan:
-    credentials: Credentials
-    owner: str | None  # keyed digest of them
-
-
-class Lent:
-    """Credentials of callers, in memory only, by operation base; the newest caller's count."""
-
-    def __init__(self) -> None:
-        self._lent: OrderedDict[str, Loan] = OrderedDict()
-
-    def lend(self, base: str, credentials: Credentials, owner: str | None) -> None:
-        if not credentials:
-            return
-        self._lent[base] = Loan(credentials, owner)
-        self._lent.move_to_end(base)
-        if len(self._lent) > LENDERS_MAX:
-            self._lent.popitem(last=False)
-
-    def get(self, base: str) -> Loan | None:
-        return self._lent.get(base)
-
-    def give_back(self, base: str) -> None:
-        self._lent.pop(base, None)

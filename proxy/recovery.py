@@ -10,10 +10,11 @@ import asyncio
 
 import structlog
 
+from proxy.bound import Bound
 from proxy.core.call import unruled_endpoint
 from proxy.core.decide import Ask, Hold
-from proxy.core.operation import Operation, State
-from proxy.engine import UNSETTLED, Bound, Engine
+from proxy.core.operation import UNSETTLED, Operation, State
+from proxy.engine import Engine
 from proxy.ledger.base import Damaged
 
 log = structlog.get_logger("onceproxy")

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import structlog
 
+from proxy.bound import Bound
 from proxy.core import jsonrpc
 from proxy.core.call import Governed, noise_of
 from proxy.core.decide import Answer, Decision, Hold, Refuse
@@ -24,7 +25,7 @@ from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.placement import CannotPlace
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
-from proxy.engine import Bound, Engine
+from proxy.engine import Engine
 from proxy.flights import Flight
 from proxy.ledger.base import Damaged
 from proxy.net.exchange import Reply

@@ -20,7 +20,9 @@ LOADING = BASE | {"config", "configload", "options", "strictyaml", "rulefile"}
 FACES = frozenset(
     {"ledger.base", "net.egress", "net.exchange", "net.listener", "net.problem", "metrics", "log"}
 )
-HELPERS = frozenset({"flights", "replies", "relay", "resolution", "outbound"})
+HELPERS = frozenset(
+    {"bound", "flights", "lending", "lookups", "outbound", "relay", "replies", "resolution"}
+)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "capacity": frozenset(),
@@ -39,6 +41,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ledger": BASE,
     "net": BASE | {"config"},
     "flights": BASE | {"relay"},
+    "bound": BASE | FACES | {"flights"},
+    "lending": BASE | FACES | {"bound", "outbound"},
+    "lookups": BASE | FACES | {"bound", "flights", "lending", "outbound"},
     "replies": BASE | FACES | HELPERS | {"engine"},
     "relay": BASE | FACES,
     "outbound": BASE | FACES | {"relay"},

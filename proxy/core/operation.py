@@ -28,6 +28,10 @@ class State(enum.StrEnum):
     FAILED = "failed"  # the API rejected it, or a person gave it up: no effect
 
 
+ENDED = (State.SUCCEEDED, State.FAILED)
+UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
+
+
 class Kind(enum.StrEnum):
     """Event types, in the past tense; history, log, console and tests use these words."""
 

@@ -84,7 +84,7 @@ async def test_an_object_of_another_operation_does_not_outweigh_a_person() -> No
         return page(FOUND | {"mark": key})
 
     proxy = queried(LOST, LOST, lookups=[look])
-    proxy.engine._adopting.add(("notes", "notes.create", None, "n1"))
+    proxy.engine._lookups._adopting.add(("notes", "notes.create", None, "n1"))
     await proxy.call(note())
     assert proxy.operation(note_key(proxy)).state is State.FAILED
 

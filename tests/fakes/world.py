@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.bound import Bound
 from proxy.callers import Callers
 from proxy.core.matching import RuleSet
 from proxy.core.model import Body, Headers, Identity, Lost, NotSent, Request
-from proxy.engine import Bound, Engine, Settings
+from proxy.engine import Engine, Settings
 from proxy.flights import Flight
 from proxy.ledger.base import Ledger
 from proxy.net.exchange import Arrival, BytesInlet, Reply
