@@ -214,6 +214,8 @@ class Callers:
     def _broken(self, bound: Bound, error: Exception, flight: Flight) -> Reply:
         """The ledger failed while an operation was settled: "nothing was sent" must not be said of
         one that was."""
+        if isinstance(error, Damaged):
+            raise error  # told as what it is: nothing settles it any more
         if isinstance(error, LedgerError) and (flight.sent or self._ever_left(bound)):
             log.error("ledger unavailable", operation=bound.base, detail=str(error))
             return self._replies.impatient(bound)
