@@ -5,9 +5,11 @@ A file of a newer onceproxy, or of another program, is refused and left as it is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from proxy.ledger.base import LedgerError
 from proxy.ledger.seal import sync_directory
@@ -116,3 +118,17 @@ def check_ours(db: sqlite3.Connection) -> None:
             f"this ledger was written by a newer onceproxy (schema {version}, this one knows "
             f"{newest}): install that version or a later one"
         )
+
+
+def remember(db: sqlite3.Connection, *, forget: str = "", **values: Any) -> None:
+    """Write what the ledger knows of itself, in a transaction of its own."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        db.execute("DELETE FROM meta WHERE name = ?", (forget,))
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+        raise
