@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 MARK = "c4n4ry5ecret"
@@ -41,27 +43,39 @@ def spellings(text: str) -> list[bytes]:
 MARKS = spellings(MARK)
 
 
-def watched(folder: Path) -> Iterator[Path]:
-    for pattern in WATCHED:
-        for file in folder.rglob(pattern):
-            if file.is_file() and not file.is_symlink():
-                yield file
+def files_of(folder: Path, *patterns: str) -> list[Path]:
+    """Files below that have one of these names; a test may be taking some of them away."""
+    found = []
+    for base, _, names in os.walk(folder):
+        for name in names:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                found.append(Path(base) / name)
+    return found
+
+
+def watched(folder: Path) -> list[Path]:
+    return [file for file in files_of(folder, *WATCHED) if not file.is_symlink()]
+
+
+def read(file: Path) -> bytes:
+    try:
+        return file.read_bytes() if file.stat().st_size <= LARGEST else b""
+    except OSError:
+        return b""  # a test took it away, or made it unreadable
 
 
 def own_secrets(folder: Path) -> Iterator[tuple[Path, list[bytes]]]:
     """The state directories below, with the secrets that their proxies made up."""
-    for key in folder.rglob("ledger.key"):
+    for key in files_of(folder, "ledger.key"):
         directory = key.parent
-        found = [line for line in key.read_bytes().split() if HEX.fullmatch(line)]
+        found = [line for line in read(key).split() if HEX.fullmatch(line)]
         found += [bytes.fromhex(line.decode()) for line in found]
-        tokens = directory / "tokens.json"
-        if tokens.is_file():
-            try:
-                found += [str(v).encode() for v in json.loads(tokens.read_text()).values()]
-            except (ValueError, AttributeError):
-                pass  # a test of broken files
-        for ca in (directory / "ca").glob("*key.pem"):
-            found += [line for line in ca.read_bytes().splitlines() if len(line) == 64]
+        try:
+            found += [str(v).encode() for v in json.loads(read(directory / "tokens.json")).values()]
+        except (ValueError, AttributeError):
+            pass  # none, or a test of broken files
+        for ca in files_of(directory / "ca", "*key.pem"):
+            found += [line for line in read(ca).splitlines() if len(line) == 64]
         yield directory, [each for each in found if len(each) >= 16]
 
 
@@ -70,12 +84,7 @@ def leaks(files: Iterable[Path], marks: Iterable[bytes] = MARKS) -> list[str]:
     wanted = list(marks)
     found = []
     for file in files:
-        try:
-            if file.stat().st_size > LARGEST:
-                continue
-            data = file.read_bytes()
-        except OSError:
-            continue  # a test took it away, or made it unreadable
+        data = read(file)
         for mark in wanted:
             at = data.find(mark)
             if at >= 0:
@@ -86,7 +95,7 @@ def leaks(files: Iterable[Path], marks: Iterable[bytes] = MARKS) -> list[str]:
 
 def scan(folder: Path) -> tuple[int, list[str]]:
     """How many files were looked at, and what leaked into them."""
-    files = list(watched(folder))
+    files = watched(folder)
     found = leaks(files)
     for directory, marks in own_secrets(folder):
         # Its own files and the log beside it.
