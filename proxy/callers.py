@@ -75,6 +75,8 @@ class Callers:
         if meaning is None or meaning.rules is not self._engine.rules:
             return None
         call = meaning.call
+        if call.mode != "enforce":
+            return None
         try:
             operation = self._ledger.find(call.base, call.former_bases)
             if operation is None or not _plain_repeat(call, operation):
@@ -154,8 +156,8 @@ class Callers:
                 # What another run does is not this one's to know.
                 named = replace(named, operation=None, state=None, external_id=None)
             return self._replies.refuse(named, call.endpoint, call.request)
-        if _plain_repeat(call, newest) and call.request.body.data is not None:
-            arrival.meaning = Meaning(call, self._engine.rules)  # it may come a third time
+        if newest is None or _plain_repeat(call, newest):
+            arrival.meaning = Meaning(call, self._engine.rules)  # it may come again
         bound = self._bind(call, newest)
         if newest is not None and _worded_anew(call, newest):
             history = await self._ledger.history(newest.key)
@@ -407,8 +409,7 @@ class Callers:
 
 def _plain_repeat(call: Governed, newest: Operation | None) -> bool:
     """Whether it is the very call that made the operation, with nothing to be asked about it."""
-    same = newest is not None and newest.intent.fingerprint == call.fingerprint
-    return same and call.mode == "enforce"
+    return newest is not None and newest.intent.fingerprint == call.fingerprint
 
 
 def _judged_otherwise(call: Governed, operation: Operation) -> bool:

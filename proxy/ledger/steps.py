@@ -33,7 +33,8 @@ class Steps:
         if step not in steps and len(steps) <= STEPS_OF_RUN:
             steps.add(step)
             self._number += 1
-            self._make_room(run)
+            if self._number > STEPS:
+                self._make_room(run)
 
     def _of(self, run: str) -> set[str]:
         steps = self._runs.get(run)

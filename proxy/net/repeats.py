@@ -2,7 +2,7 @@
 
 A client that repeats a call sends the same bytes, and most of the work on a call is to find out
 what it is. Kept is what the bytes mean, never what became of the call: that is asked of the ledger
-each time. The engine has only those kept that have come twice.
+each time.
 """
 
 from __future__ import annotations
