@@ -15,6 +15,7 @@ from proxy.ledger.backup import copy, restore
 from proxy.ledger.base import LedgerError, Locked, WrongKey
 from tests.ledger.support import ANSWER, KEY, change, first, operation, succeeded
 from tests.ledger.test_sqlite import by_hand, fill, opened
+from tests.reliability import figure
 
 NOW = 1_800_000_000.0
 
@@ -55,6 +56,7 @@ async def test_a_copy_made_under_load_is_whole(path: Path, tmp_path: Path) -> No
             assert [key for key in keys if await found.answer_of(key) is None] == []
             assert "backup" in found.alarms[0]
             assert found.gap is not None
+    figure("R20", "online backup under load, opened again", copies=len(known), lost=0)
 
 
 async def test_a_copy_is_one_file_for_its_owner_only(path: Path, tmp_path: Path) -> None:
