@@ -134,7 +134,7 @@ async def test_r2_killed_again_while_it_recovers_it_is_made_once(
     zygote: Zygote, world: World
 ) -> None:
     zeros, choice = Zeros(), random.Random(SEED)
-    for _ in range(6):
+    for _ in range(3):
         kind = choice.choice(["plain", "queried"])
         await pair(zygote, world, kind, (choice.randint(3, 14), choice.randint(1, 40)), zeros)
     assert zeros.wrong == []

@@ -85,6 +85,6 @@ async def test_r17_two_hundred_thousand_operations_hold_no_more_memory(
 
 
 async def test_r17_a_slice(zygote: Zygote, world: World) -> None:
-    more, wal, _ = await grow(zygote, world, 300, 700)
+    more, wal, _ = await grow(zygote, world, 200, 300)
     assert more < RSS_MORE
     assert wal < WAL_MOST

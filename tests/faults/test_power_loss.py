@@ -141,7 +141,7 @@ async def _open(state: Path, sent: set[str], tally: Tally, where: str) -> None:
 
 
 async def test_r3_nothing_acknowledged_is_lost_when_the_power_is_cut(tmp_path: Path) -> None:
-    await _cut(tmp_path, seed=1, calls=20, number=100)
+    await _cut(tmp_path, seed=1, calls=20, number=60)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ async def _cut(tmp_path: Path, seed: int, calls: int, number: int) -> None:
 async def test_r3_control_without_a_sync_per_commit_it_is_seen(tmp_path: Path) -> None:
     steps = record(tmp_path / "run", 1, 20, "sync_normal")
     tally = Tally()
-    await judge(steps, tmp_path, 60, 1, tally)
+    await judge(steps, tmp_path, 40, 1, tally)
     assert tally.lost > 0
     assert tally.unannounced > 0
     control("R3", "`synchronous = NORMAL`", f"{tally.lost} of {tally.images} images lost records")
