@@ -265,7 +265,8 @@ class Engine:
         for note in intended.notes:
             log.warning("sent without a mark", operation=intended.operation.key, detail=note)
         bound.stored = intended.request
-        bound.ask = replace(bound.ask, body_sha256=intended.request.body.sha256)
+        if bound.endpoint.signed != "none" or not intended.operation.intent.body_kept:
+            bound.ask = replace(bound.ask, body_sha256=intended.request.body.sha256)  # compared
         if operation is None:
             return intended.operation, intended.request, True
         fresh = intended.operation

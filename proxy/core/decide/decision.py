@@ -30,7 +30,7 @@ class Ask:
     credential: str | None  # digest of what it would be sent with, RULE, or None
     joined: bool = False  # it waited for a caller of its epoch that made this operation otherwise
     accepted: bool = False  # this very wording was answered before
-    body_sha256: str | None = None  # of the request as it would be sent; None in the background
+    body_sha256: str | None = None  # of the request as it would be sent, where that is compared
     needs_approval: bool = False  # the rule asks for one for this request
 
 
