@@ -18,7 +18,7 @@ _BYTES = {
     "MIB": 1024**2,
     "GIB": 1024**3,
 }
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]?I?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|[KMG]I?B)?", re.IGNORECASE)
 
 
 def duration(text: str) -> float:
