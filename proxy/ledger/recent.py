@@ -9,7 +9,7 @@ from __future__ import annotations
 from proxy.core.model import Answer
 from proxy.core.operation import Operation, State
 
-REMEMBERED = 2048  # operations: about 6 MB
+REMEMBERED = 1024  # operations: about 3 MB
 ANSWER_LIMIT = 16 * 1024  # bytes of an answer that is kept at hand
 ANSWERS_BYTES = 4 * 1024 * 1024  # of all of them
 

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from aiohttp import HttpVersion
 
-from proxy.net.exchange import Arrival
+from proxy.net.exchange import NO_BODY, Arrival
 from proxy.net.incoming import Incoming, Site
 
-REMEMBERED = 2048  # calls
+REMEMBERED = 1024  # calls; with small bodies about 9 MB
 REMEMBERED_BYTES = 4 * 1024 * 1024  # of their bodies; what is known of a call takes as much again
 BODY_LIMIT = 64 * 1024  # a longer body is read anew; it takes long anyway
 
@@ -40,6 +40,7 @@ class Repeats:
         return self._known.get(spelling)
 
     def keep(self, spelling: Spelling, arrival: Arrival) -> None:
+        arrival.inlet = NO_BODY  # its body is in ``meaning``, and its connection is not wanted here
         known = self._known
         if spelling not in known:
             self._bytes += len(spelling[-1])
