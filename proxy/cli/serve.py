@@ -6,7 +6,6 @@ import asyncio
 import errno
 import functools
 import gc
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -18,10 +17,6 @@ from proxy.configload import ConfigErrors, Loaded
 # A call makes a few hundred objects and drops nearly all of them by itself; the usual 700 has the
 # collector look for cycles several times a call, about a twentieth of its cost.
 COLLECT = (20_000, 20, 50)
-
-# The event loop and the ledger's writing thread share the interpreter. With the usual 5 ms the loop
-# stands still that long whenever the other one has work, which at many connections is often.
-SWITCH_SECONDS = 0.0005
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +70,6 @@ def serve(loaded: Loaded, as_json: bool, restored: bool) -> None:
     def ready(started: app.Started) -> None:
         gc.freeze()  # what is loaded by now stays for ever: spares every collection a look at it
         gc.set_threshold(*COLLECT)
-        sys.setswitchinterval(SWITCH_SECONDS)
         if as_json:
             print_json(started.as_json())
             return

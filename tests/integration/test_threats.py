@@ -295,6 +295,7 @@ def test_no_two_identities_share_a_key() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_two_identities_share_a_key_in_a_hundred_thousand_pairs() -> None:
     assert_injective(34_000)  # three pairs each
     reliability.figure("S7", "pairs of identities", part=PART, pairs=102_000, shared_keys=0)
