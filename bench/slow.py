@@ -64,12 +64,17 @@ def crowd(proxy_port: int, upstream_port: int) -> Iterator[None]:
 
     async def stay() -> None:
         Slow.lost = 0
+        callers = []
         for number in range(CALLERS):
-            await loop.create_connection(
+            transport, _ = await loop.create_connection(
                 lambda number=number: Slow(number, upstream_port), "127.0.0.1", proxy_port
             )
+            callers.append(transport)
         here.set()
         await over.wait()
+        for transport in callers:  # the next round's need the room
+            transport.abort()
+        await asyncio.sleep(0.5)  # until the proxy has seen it too
 
     def run() -> None:
         loop.run_until_complete(stay())
