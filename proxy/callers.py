@@ -70,7 +70,7 @@ class Callers:
 
     def at_once(self, arrival: Arrival) -> Reply | None:
         """The reply to a call whose meaning is known, where its operation is at rest and its answer
-        at hand; None where it takes more, and then nothing has been done. Never raises."""
+        at hand; None where it takes more: then the long way is gone. Never raises."""
         meaning = arrival.meaning
         if meaning is None or meaning.rules is not self._engine.rules:
             return None
@@ -88,11 +88,14 @@ class Callers:
             if not isinstance(decision, Answer):
                 return None
             answer = self._ledger.answer_at_hand(decision.operation.key)
+            if answer is None:
+                return None
+            return self._replies.give(bound, decision, answer, "replayed")
         except LedgerError:
             return None  # on the long way it is told what is wrong
-        if answer is None:
+        except Exception:
+            log.exception("internal error")
             return None
-        return self._replies.give(bound, decision, answer, "replayed")
 
     async def _handle(self, arrival: Arrival) -> Reply:
         if arrival.bad is not None:

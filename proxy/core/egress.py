@@ -6,7 +6,6 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -51,10 +50,6 @@ class Line:
         if not _HOST.fullmatch(host):
             raise ValueError(_NEITHER.format(text))
         return cls(text, run, None, host, port)
-
-    def fits_run(self, run: str) -> bool:
-        """``run``: as it stands in an operation key, "" for a call that names none."""
-        return fnmatchcase(run, self.run)
 
     def weight(self, host: str, address: Address | None, port: int) -> int:
         """How exactly this line fits, 0 where it does not. A name is worth more than a network.

@@ -53,8 +53,3 @@ class Recent:
         answer = self._answers.pop(known.key, None) if known is not None else None
         if answer is not None and answer.body is not None:
             self._bytes -= answer.body.size
-
-    def clear(self) -> None:
-        self._operations.clear()
-        self._answers.clear()
-        self._bytes = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from proxy.callers import Callers
+from proxy.ledger.reads import SqliteReads
 from tests.fakes.rawclient import Got, RawClient
 from tests.fakes.rawserver import Connection, RawServer, Received
 from tests.fakes.whole import Door, outcome, post, problem, whole
@@ -122,6 +123,19 @@ async def test_a_refusal_that_was_heard_is_followed_by_a_new_version(
         assert [one.status for one in got] == [422] * 4
         assert len(api.bodies) == 4, "each is a new version: the caller has heard the refusal"
         assert True not in at_once
+
+
+async def test_a_short_cut_that_fails_is_the_long_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    async with world(tmp_path) as (api, door, url):
+        monkeypatch.setattr(SqliteReads, "answer_at_hand", broken)
+        got = await asked(door, post(url, {"n": 1}), 3)
+        assert [outcome(one) for one in got] == ["sent", "replayed", "replayed"]
+        assert len(api.bodies) == 1
 
 
 async def test_another_run_is_another_call(tmp_path: Path, at_once: list[bool]) -> None:
