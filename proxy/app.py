@@ -51,7 +51,7 @@ from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
 from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
 
 SEALED_AT_ONCE = 50  # bodies in one transaction: some milliseconds of the writing thread
 SEALING_PAUSE = 0.05  # seconds in between, for the calls

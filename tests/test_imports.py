@@ -20,9 +20,7 @@ LOADING = BASE | {"config", "configload", "options", "strictyaml", "rulefile"}
 FACES = frozenset(
     {"ledger.base", "net.egress", "net.exchange", "net.listener", "net.problem", "metrics", "log"}
 )
-HELPERS = frozenset(
-    {"bound", "flights", "lending", "lookups", "outbound", "relay", "replies", "resolution"}
-)
+HELPERS = frozenset({"bound", "flights", "lending", "lookups", "outbound", "relay", "replies"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "capacity": frozenset(),
@@ -47,7 +45,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "replies": BASE | FACES | HELPERS | {"engine"},
     "relay": BASE | FACES,
     "outbound": BASE | FACES | {"relay"},
-    "resolution": BASE,
     "engine": BASE | FACES | HELPERS,
     "callers": BASE | FACES | HELPERS | {"engine", "replies"},
     "retention": BASE | FACES,

@@ -22,7 +22,7 @@ from proxy.cli.common import (
 )
 from proxy.configload import Loaded
 from proxy.core.operation import State
-from proxy.resolution import RESOLUTIONS
+from proxy.service.resolution import RESOLUTIONS
 
 NEXT = {
     "lag": "wait: it is too early to conclude that the effect is absent",

@@ -25,7 +25,7 @@ from proxy.rulefile import RuleErrors, json_schema, load
 from proxy.rulefile.explain import explain as explain_call
 from proxy.rulefile.loader import RuleFile, load_file, load_files
 from proxy.rulefile.testing import run_examples
-from proxy.service import describe_rules
+from proxy.service.operations import describe_rules
 
 
 @click.group()

@@ -14,7 +14,7 @@ from proxy.control.http import Route, guarded, host_middleware, problems_middlew
 from proxy.control.tokens import Holder, Tokens
 from proxy.metrics import Metrics
 from proxy.net.listener import Listener, Room, bind
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
 
 SPARE_BYTES = 64_000  # of a resolving body, beside the answer it carries
 CONNECTIONS = 64  # of people, dashboards and probes; callers have their own

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from proxy.control.http import Route, answer, whole_number
 from proxy.control.tokens import Holder, Role
-from proxy.service import EVENTS_MAX, OperationService
+from proxy.service.operations import EVENTS_MAX, OperationService
 
 IDLE_ROUNDS = 30  # quiet rounds of the service's poll between two comments: about 15 s
 

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from proxy.control.http import Route, answer
 from proxy.control.tokens import Holder, Role
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
 
 
 def routes(service: OperationService) -> list[Route]:

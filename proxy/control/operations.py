@@ -11,8 +11,8 @@ from proxy.control.tokens import Holder, Role
 from proxy.core.operation import State
 from proxy.errors import ServiceError
 from proxy.ledger.base import Query
-from proxy.resolution import read_resolution
-from proxy.service import LIST_MAX, OperationService
+from proxy.service.operations import LIST_MAX, OperationService
+from proxy.service.resolution import read_resolution
 
 BASE = "/v1/operations"
 

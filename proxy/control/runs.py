@@ -8,7 +8,7 @@ from aiohttp import web
 
 from proxy.control.http import Route, answer, json_body
 from proxy.control.tokens import Holder, Role
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
 
 BASE = "/v1/runs"
 

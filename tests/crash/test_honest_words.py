@@ -11,8 +11,8 @@ import pytest
 from proxy.core.model import Answer, Body, Request
 from proxy.core.operation import Kind, State
 from proxy.relay import CutOff
-from proxy.resolution import Resolution
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
+from proxy.service.resolution import Resolution
 from tests.crash.support import (
     IMPATIENT,
     KEYED,

@@ -24,8 +24,8 @@ from proxy.ledger.memory import MemoryLedger
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.net.exchange import Reply
 from proxy.recovery import Recovery
-from proxy.resolution import read_resolution
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
+from proxy.service.resolution import read_resolution
 from tests import reliability
 from tests.crash.support import QUERIED
 from tests.fakes.clock import FakeClock

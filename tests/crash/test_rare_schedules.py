@@ -9,8 +9,8 @@ import pytest
 
 from proxy.core.model import Request
 from proxy.core.operation import Kind, State
-from proxy.resolution import Resolution
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
+from proxy.service.resolution import Resolution
 from tests.crash.support import (
     IMPATIENT,
     Cut,

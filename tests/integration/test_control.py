@@ -23,7 +23,7 @@ from proxy.errors import CODES, ServiceError
 from proxy.ledger.base import Change, Query
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
-from proxy.service import OperationService
+from proxy.service.operations import OperationService
 
 AGENT = {"Authorization": "Bearer agent-token"}
 OPERATOR = {"Authorization": "Bearer operator-token"}

@@ -27,8 +27,8 @@ from proxy.ledger.base import (
     StoredEvent,
     as_json,
 )
-from proxy.resolution import Resolution
 from proxy.retention import Retention, prune
+from proxy.service.resolution import Resolution
 
 LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
 EVENTS_MAX: Final = 1_000
