@@ -194,14 +194,21 @@ def redact(_logger: object, _method: str, line: Line) -> Line:
 
 
 def redact_text(text: str) -> str:
-    """The text without anything that looks like, or is known to be, a credential."""
+    """The text without anything that looks like, or is known to be, a credential; cut where it is
+    too long for a line."""
+    text = without_secrets(text)
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
+
+
+def without_secrets(text: str) -> str:
+    """The whole text with stars for what looks like, or is known to be, a credential."""
     for secret in _hidden:
         if secret in text:
             text = text.replace(secret, _STARS)
     if _SUSPICIOUS.search(text):
         for pattern in _SECRET_TEXTS:
             text = pattern.sub(r"\1" + _STARS, text)
-    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
+    return text
 
 
 @lru_cache(maxsize=1024)  # field names are few, and each line has a dozen

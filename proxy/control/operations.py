@@ -28,6 +28,9 @@ def routes(service: OperationService) -> list[Route]:
         key = _key(request, "/history")
         return answer({"operation": key, "events": await service.history(key)})
 
+    async def content(request: web.Request, _: Holder) -> web.Response:
+        return answer(await service.content(_key(request, "/content")))
+
     async def resolve(request: web.Request, holder: Holder) -> web.Response:
         resolution = read_resolution(await json_body(request), holder.name)
         return answer(await service.resolve(_key(request, "/resolve"), resolution))
@@ -38,6 +41,7 @@ def routes(service: OperationService) -> list[Route]:
     return [
         Route("GET", BASE, Role.AGENT, listed),
         Route("GET", BASE + "/{key:.+}/history", Role.AGENT, history),
+        Route("GET", BASE + "/{key:.+}/content", Role.OPERATOR, content),
         Route("POST", BASE + "/{key:.+}/resolve", Role.OPERATOR, resolve),
         Route("POST", BASE + "/{key:.+}/reconcile", Role.OPERATOR, reconcile),
         Route("GET", BASE + "/{key:.+}", Role.AGENT, one),
@@ -59,6 +63,7 @@ def _query(request: web.Request) -> Query:
         raise ServiceError("bad-request", "before must be seconds since the epoch.") from None
     return Query(
         run=request.query.get("run") or None,
+        step=request.query.get("step") or None,
         states=_states(request),
         service=request.query.get("service") or None,
         limit=max(1, whole_number(request, "limit", 100, LIST_MAX)),

@@ -104,9 +104,10 @@ class StoredEvent:
 @dataclass(frozen=True, slots=True)
 class Query:
     """Which operations to list; None means any. Newest first, at most ``limit``, all created
-    before ``before``."""
+    before ``before``. ``step`` is a part of the step, as it stands in the key."""
 
     run: str | None = None
+    step: str | None = None
     states: tuple[State, ...] = ()
     service: str | None = None
     limit: int = 100

@@ -203,6 +203,7 @@ class MemoryLedger:
             operation
             for operation in _newest_first(self._operations.values())
             if query.run in (None, operation.run)
+            and (query.step is None or query.step in operation.step)
             and (not query.states or operation.state in query.states)
             and query.service in (None, operation.service)
             and (query.before is None or operation.created_at < query.before)

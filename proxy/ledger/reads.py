@@ -293,6 +293,9 @@ def _conditions(query: Query) -> tuple[str, list[Any]]:
     if query.run is not None:
         conditions.append("key >= ? AND key < ?")
         values += [f"{query.run}/", f"{query.run}0"]
+    if query.step is not None:
+        conditions.append("instr(step, ?) > 0")
+        values.append(query.step)
     if query.states:
         conditions.append(f"state IN ({', '.join('?' * len(query.states))})")
         values += [state.value for state in query.states]

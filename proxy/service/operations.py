@@ -7,6 +7,8 @@ call to be sent. Nothing here knows HTTP or a terminal.
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import structlog
 
 from proxy.clock import Clock
 from proxy.core.identity import encode_part
+from proxy.core.masking import Redaction, masked_url, redaction_of
 from proxy.core.operation import Event, Kind, Operation, State, evolve_all
 from proxy.core.rules import Endpoint, Service
 from proxy.errors import ServiceError
@@ -28,12 +31,14 @@ from proxy.ledger.base import (
     as_json,
 )
 from proxy.retention import Retention, prune
+from proxy.service.content import answer_view, request_view
 from proxy.service.resolution import Resolution
 
 LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
 EVENTS_MAX: Final = 1_000
 log: Final = structlog.get_logger("onceproxy")
 _UNRESOLVED: Final = (State.UNKNOWN.value, State.IN_FLIGHT.value)
+_ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 POLL_SECONDS: Final = 0.5  # how late a watcher may learn of an event
 
 
@@ -66,10 +71,40 @@ class OperationService:
 
     async def operations(self, query: Query) -> list[dict[str, Any]]:
         """Newest first."""
-        return [as_json(operation) for operation in await self._ledger.operations(query)]
+        return [self._shown(operation) for operation in await self._ledger.operations(query)]
+
+    async def unresolved(self) -> list[dict[str, Any]]:
+        """Every operation whose outcome is not known, oldest first."""
+        found = await self._ledger.unsettled()
+        return [self._shown(operation) for operation in found if operation.state is State.UNKNOWN]
 
     async def one(self, key: str) -> dict[str, Any]:
-        return detail(self._get(key))
+        return self._detail(self._get(key))
+
+    async def content(self, key: str) -> dict[str, Any]:
+        """The request as it was sent and the answer as it is replayed, masked; None for what is not
+        kept."""
+        operation = self._get(key)
+        try:
+            request = await self._ledger.request_of(key)
+            answer = await self._ledger.answer_of(key)
+        except Damaged as error:
+            raise ServiceError("damaged", f"Its content fails its check: {error}") from error
+        redaction = self._redaction(operation)
+
+        def views() -> dict[str, Any]:
+            return {
+                "operation": key,
+                "request": request_view(request, redaction) if request else None,
+                "answer": answer_view(answer, redaction) if answer else None,
+            }
+
+        return await asyncio.to_thread(views)  # a large body takes a while to be laid out
+
+    async def waiting(self) -> int:
+        """How many operations have an outcome that is not known."""
+        counts = await self._ledger.counts()
+        return counts.get(("", State.UNKNOWN.value, None), 0)
 
     async def history(self, key: str) -> list[dict[str, Any]]:
         """Every event of one operation, oldest first."""
@@ -112,6 +147,8 @@ class OperationService:
             "generation": self._ledger.generation,
             "lives": int(self._ledger.generation.partition("-")[0]),
             "gap": {"since": gap.since, "until": gap.until} if gap is not None else None,
+            "alarms": list(self._ledger.alarms),
+            "trouble": self._ledger.trouble,
         }
 
     def rules(self) -> list[dict[str, Any]]:
@@ -137,7 +174,7 @@ class OperationService:
             ) from error
         except LedgerError as error:
             raise ServiceError("ledger-unavailable", f"Not recorded: {error}") from error
-        return detail(stored)
+        return self._detail(stored)
 
     async def reconcile(self, key: str) -> dict[str, Any]:
         """Ask the API once more whether the effect exists, and return the operation after it."""
@@ -146,7 +183,7 @@ class OperationService:
             await self._settle(key)
         elif operation.state is State.IN_FLIGHT:
             raise ServiceError("in-flight", "It is being sent: its answer decides.")
-        return detail(self._get(key))
+        return self._detail(self._get(key))
 
     async def close_gap(self, by: str) -> dict[str, Any]:
         """A person says that no call will come again that a lost ledger may have sent."""
@@ -173,6 +210,18 @@ class OperationService:
                 "not-found", "No operation has this key. A key is RUN/STEP/OPERATION/vN."
             )
         return operation
+
+    def _redaction(self, operation: Operation) -> Redaction:
+        return redaction_of(self._services(), operation.service, operation.endpoint)
+
+    def _shown(self, operation: Operation) -> dict[str, Any]:
+        url = masked_url(operation.url, self._redaction(operation))
+        return as_json(operation) | {"url": url}
+
+    def _detail(self, operation: Operation) -> dict[str, Any]:
+        found = detail(operation)
+        found["url"] = found["request"]["url"] = self._shown(operation)["url"]
+        return found
 
     def _shared(self, operation: Operation, resolution: Resolution, now: float) -> list[Event]:
         owner = self._ledger.adopted(
@@ -225,6 +274,11 @@ def event_json(stored: StoredEvent) -> dict[str, Any]:
         "data": dict(stored.event.data),
         "hash": stored.hash,
     }
+
+
+def as_part(text: str) -> str:
+    """What a person types of a run or step, as it stands in a key; a copied part is one already."""
+    return text if _ESCAPE.search(text) else encode_part(text)
 
 
 def describe_rules(services: Sequence[Service]) -> list[dict[str, Any]]:

@@ -139,8 +139,11 @@ async def test_every_route_but_the_probes_wants_a_token(world: World) -> None:
 async def test_an_agent_may_not_act(world: World) -> None:
     for route in world.control.routes:
         if route.role is Role.OPERATOR:
-            status, problem = await world.post(_concrete(route.path), {}, AGENT)
-            assert (status, problem["code"]) == (403, "forbidden"), route.path
+            async with world.session.request(
+                route.method, world._at(_concrete(route.path)), headers=AGENT
+            ) as response:
+                problem = await response.json()
+                assert (response.status, problem["code"]) == (403, "forbidden"), route.path
 
 
 async def test_what_the_description_reserves_for_operators_is_what_the_routes_do(
@@ -227,9 +230,19 @@ async def test_an_operation_shows_its_attempts_and_history(world: World) -> None
     assert [event["event"] for event in body["events"]] == ["AttemptStarted", "AttemptLost"]
 
 
+async def test_an_operator_sees_what_was_sent(world: World) -> None:
+    key = await world.add("unruled-1", "say")
+    status, body = await world.get(world.path(key.key, "/content"), OPERATOR)
+    assert status == 200
+    assert body["answer"] is None
+    # No rule of that service is loaded, so that nothing says what has to be masked.
+    assert body["request"]["body"]["kind"] == "withheld"
+    assert body["request"]["body"]["size"] == 1
+
+
 async def test_an_absent_operation_is_not_found_everywhere(world: World) -> None:
-    for suffix in ("", "/history"):
-        assert (await world.get(world.path("no/such/op/v1", suffix)))[0] == 404
+    for suffix in ("", "/history", "/content"):
+        assert (await world.get(world.path("no/such/op/v1", suffix), OPERATOR))[0] == 404
     for suffix in ("/resolve", "/reconcile"):
         status, problem = await world.post(world.path("no/such/op/v1", suffix), {"as": "abandoned"})
         assert (status, problem["type"]) == (404, "urn:onceproxy:not-found")

@@ -380,6 +380,8 @@ async def test_lists_filter_and_come_newest_first(ledger: Ledger) -> None:
         "s-1",
     ]
     assert await ledger.operations(Query(service="github")) == []
+    assert [o.step for o in await ledger.operations(Query(run="r-0", step="-4"))] == ["s-4"]
+    assert await ledger.operations(Query(step="S-4")) == await ledger.operations(Query(step="%"))
 
 
 async def test_unsettled_operations_are_those_in_flight_or_unknown(ledger: Ledger) -> None:
