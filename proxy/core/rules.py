@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from proxy.core.jsonscan import Steps, Tree
+
 if TYPE_CHECKING:
     from proxy.core.conditions import Check, Condition
     from proxy.core.matching import HostPattern, Match
+    from proxy.core.paths import Path
     from proxy.core.templates import Template, UrlTemplate
 
 
@@ -115,6 +118,31 @@ class Auth:
 
 
 @dataclass(frozen=True, slots=True)
+class Meter:
+    """A call of a model, and where its tokens stand. Paths lead to one value each."""
+
+    max_tokens: tuple[Path, ...] = ()  # where a request may name its output limit
+    choices: tuple[Path, ...] = ()  # where it may ask for several answers at once
+    default: int = 4096  # reserved where it names no limit
+    usage: tuple[Path, ...] = ()  # counts in the answer, which are added up
+    envelope: Path | None = None  # where events of a stream wrap what a plain answer is
+    complete: Condition | None = None  # what an answer, or one event of a stream, shows at its end
+    counted: Mapping[Steps, int] = field(init=False, repr=False, compare=False)
+    """The place in ``usage`` of what stands at these steps, inside the envelope or not."""
+    watched: Tree = field(init=False, repr=False, compare=False)
+    """All that is looked for in the body of an answer."""
+
+    def __post_init__(self) -> None:
+        wraps = [(), self.envelope.steps] if self.envelope else [()]
+        inside = [(i, path.steps) for i, path in enumerate(self.usage) if path.root == "body"]
+        counted = {(*wrap, *steps): i for i, steps in inside for wrap in wraps}
+        checks = self.complete.checks if self.complete else ()
+        shown = [check.path.steps for check in checks if check.path.root == "body"]
+        object.__setattr__(self, "counted", counted)
+        object.__setattr__(self, "watched", Tree((*counted, *shown)))
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One entry of a rule file with its service's defaults folded in."""
 
@@ -144,6 +172,8 @@ class Endpoint:
     marker: Marker | None = None
     reconcile: tuple[Lookup, ...] = ()
     approval: Approval | None = None
+    meter: Meter | None = None  # it is a call of a model
+    journal: bool = False  # its answers are recorded, and given again in a later epoch
 
     @property
     def title(self) -> str:

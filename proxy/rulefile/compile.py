@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +135,10 @@ class _Compiler:
         shared = answers[len(model.answers) :]
         lookups = self._lookups(reader, key, marker, shared)
         self._advise(effect, answers)
-        if model.journal:
-            self.problems.error((*self.at, "journal"), "is not there yet; leave it out")
+        if model.journal and model.meter is None:
+            self.problems.error(
+                (*self.at, "journal"), "is for calls of a model; say with `meter:` that it is one"
+            )
         idempotent = bool(match and match.method in ("PUT", "DELETE"))
         return rules.Endpoint(
             service=service.service,
@@ -165,6 +167,8 @@ class _Compiler:
             marker=marker,
             reconcile=lookups,
             approval=self._approval(match),
+            meter=self._meter(reader, effect),
+            journal=model.journal,
         )
 
     @property
@@ -512,6 +516,50 @@ class _Compiler:
             summary=reader.template(approval.summary, (*where, "summary")),
             expires=self._seconds(approval.expires, (*where, "expires")) or 0.0,
         )
+
+    # model calls
+
+    def _meter(self, reader: Reader, effect: str) -> rules.Meter | None:
+        meter = self.model.meter
+        if meter is None:
+            return None
+        where = (*self.at, "meter")
+        if effect != "read":
+            self.problems.error(where, "a call of a model is a read; say `effect: read`")
+        complete = reader.condition(meter.complete, (*where, "complete"), answer_path)
+        for check in complete.checks if complete else ():
+            self._single(check.path, (*where, "complete"))
+        envelope = self._single_paths(reader, meter.envelope or [], (*where, "envelope"))
+        return rules.Meter(
+            max_tokens=self._single_paths(
+                reader, meter.max_tokens, (*where, "max_tokens"), request_path
+            ),
+            choices=self._single_paths(reader, meter.choices, (*where, "choices"), request_path),
+            default=meter.default,
+            usage=self._single_paths(reader, meter.usage, (*where, "usage")),
+            envelope=envelope[0] if envelope else None,
+            complete=complete,
+        )
+
+    def _single_paths(
+        self,
+        reader: Reader,
+        texts: str | Sequence[str],
+        where: Where,
+        read: Callable[[str], Path] = answer_path,
+    ) -> tuple[Path, ...]:
+        paths = []
+        for index, text in enumerate([texts] if isinstance(texts, str) else texts):
+            inside = where if isinstance(texts, str) else (*where, index)
+            path = reader.path(text, inside, read)
+            if path is not None:
+                self._single(path, inside)
+                paths.append(path)
+        return tuple(paths)
+
+    def _single(self, path: Path, where: Where) -> None:
+        if path.many or not path.steps:
+            self.problems.error(where, f"{path.text} must lead to one value, without []")
 
     def _advise(self, effect: str, answers: tuple[rules.AnswerLine, ...]) -> None:
         if effect == "write" and not answers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from proxy.core.matching import READS, BadPath, Matched, RuleSet, effective_method
+from proxy.core.metering import reserved
 from proxy.core.model import Headers
 from proxy.core.reconcile import choose
 from proxy.core.rules import Endpoint, KeySpec, Lookup
@@ -35,6 +36,10 @@ def explain(
     endpoint = matched.endpoint
     lines = [("endpoint", endpoint.title), ("effect", endpoint.effect), ("mode", endpoint.mode)]
     lines += [(name, value) for name, value in sorted(matched.params.items())]
+    if endpoint.meter is not None:
+        lines.append(("model call", f"reserves {reserved(endpoint.meter, matched.view)} tokens"))
+    if endpoint.journal:
+        lines.append(("journal", "its answers are given again in a later epoch"))
     if endpoint.effect == "read":
         return lines
     return [*lines, *_of_write(matched)]

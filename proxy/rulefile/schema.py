@@ -25,8 +25,10 @@ Mode = Literal["enforce", "observe", "pass"]
 Signed = Literal["none", "sigv4", "body", "headers"]
 AnswerFormat = Literal["json", "form", "xml", "jsonrpc"]
 
+WORD_OR = {"key": "a mapping", "refusal": "a mapping", "tokens": "a whole number"}
 DURATIONS = ("valid_for", "running", "settle", "expires")
-MAPPING, TEXT, LIST = "<mapping>", "<text>", "<list>"  # tags of unions; stripped from messages
+# Tags of unions; stripped from messages.
+MAPPING, TEXT, LIST, NUMBER = TAGS = "<mapping>", "<text>", "<list>", "<number>"
 
 
 def _shape(value: Any) -> str:
@@ -41,6 +43,15 @@ Conditions = dict[str, Any]
 Condition = Annotated[
     Annotated[Conditions, Tag(MAPPING)] | Annotated[list[Conditions], Tag(LIST)],
     Discriminator(_shape),
+]
+
+
+Texts = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[list[str], Tag(LIST)], Discriminator(_shape)
+]
+Tokens = Annotated[
+    Annotated[int, Tag(NUMBER)] | Annotated[Literal["unknown"], Tag(TEXT)],
+    Discriminator(lambda value: TEXT if isinstance(value, str) else NUMBER),
 ]
 
 
@@ -97,12 +108,7 @@ class Line(Model):
 
 class JsonRpc(Model):
     method: str
-    tool: (
-        Annotated[
-            Annotated[str, Tag(TEXT)] | Annotated[list[str], Tag(LIST)], Discriminator(_shape)
-        ]
-        | None
-    ) = None
+    tool: Texts | None = None
 
 
 class Match(Model):
@@ -172,6 +178,17 @@ class Approval(Model):
     expires: str = "24h"
 
 
+class Meter(Model):
+    """That a call is one of a model, and where its tokens stand."""
+
+    max_tokens: Texts = Field(default_factory=list)
+    choices: Texts = Field(default_factory=list)
+    default: int = Field(default=4096, ge=0, le=10_000_000)
+    usage: Texts = Field(default_factory=list)
+    envelope: str | None = None
+    complete: Condition | None = None
+
+
 class ExampleRequest(Model):
     send: str
     header: dict[str, str] = Field(default_factory=dict)
@@ -191,15 +208,19 @@ class Expect(Model):
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     target: str | None = None
     approval: bool | None = None
+    reserved: int | None = None
 
 
 class ExampleAnswer(Model):
+    """``tokens``: what it reports to have used; ``unknown`` where that cannot be told."""
+
     status: int = 200
     header: dict[str, str] = Field(default_factory=dict)
     body: Any = None
     means: Means
     replayed: bool | None = None
     external_id: str | None = None
+    tokens: Tokens | None = None
 
 
 class ExampleLookup(Model):
@@ -265,6 +286,7 @@ class Endpoint(Shared):
         | None
     ) = None
     approval: Approval | None = None
+    meter: Meter | None = None
     examples: list[Example] = Field(default_factory=list)
 
 
@@ -290,7 +312,9 @@ def validate(value: Any, problems: Problems) -> Service | None:
         return Service.model_validate(value)
     except ValidationError as error:
         for detail in error.errors(include_url=False, include_context=True):
-            where = tuple(part for part in detail["loc"] if part not in (MAPPING, TEXT, LIST))
+            where = tuple(
+                part for part in detail["loc"] if part not in (MAPPING, TEXT, LIST, NUMBER)
+            )
             problems.error(where, _message(detail, where))
         return None
 
@@ -306,8 +330,8 @@ def _message(detail: ErrorDetails, where: Where) -> str:
             expected = str(detail["ctx"]["expected"]).replace("'", "")
             known = [word.strip() for word in expected.replace(" or ", ", ").split(",")]
             if len(known) == 1:
-                mapping = "a mapping, or the word " if where[-1] in ("key", "refusal") else ""
-                return f"must be {mapping}{known[0]}"
+                other = WORD_OR.get(str(where[-1]))
+                return f"must be {f'{other}, or the word ' if other else ''}{known[0]}"
             return f"must be one of {', '.join(known)}{did_you_mean(str(given), known)}"
         case "string_type" if where[-1] in DURATIONS and type(given) is int:
             return f"must have a unit, such as {given}s or {given}h"

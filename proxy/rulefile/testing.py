@@ -15,6 +15,7 @@ from proxy.core import keys
 from proxy.core.bodies import BodyMissing, dump_json
 from proxy.core.classify import classify
 from proxy.core.matching import BadPath, Matched, RuleSet
+from proxy.core.metering import UsageReader, reserved
 from proxy.core.model import EMPTY, Answer, Answered, Body, Headers, Request
 from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.reconcile import (
@@ -155,6 +156,7 @@ class _Example:
         endpoint = matched.endpoint
         prepared = prepare(matched, request, f"{RUN_AND_STEP}/{endpoint.title}/v1")
         self._effect(matched)
+        self._reserved(matched)
         self._placed(prepared)
         for number, answer in enumerate(self.example.answers, 1):
             self._answer(number, answer, matched, prepared)
@@ -193,6 +195,14 @@ class _Example:
             )
             if needs is not expect.approval:
                 self.problems.append(f"expected approval {expect.approval}, it is {needs}")
+
+    def _reserved(self, matched: Matched) -> None:
+        wanted, meter = self.example.expect.reserved, matched.endpoint.meter
+        if wanted is None:
+            return
+        given = None if meter is None else reserved(meter, matched.view)
+        if given != wanted:
+            self.problems.append(f"expected reserved {wanted}, {_it_is(given)}")
 
     def _placed(self, prepared: Prepared) -> None:
         expect, request = self.example.expect, prepared.request
@@ -245,6 +255,10 @@ class _Example:
             self.problems.append(
                 f"{where}: expected external_id {given.external_id}, it is {verdict.external_id}"
             )
+        if given.tokens is not None:
+            tokens = _tokens(matched.endpoint, answer)
+            if tokens != given.tokens:
+                self.problems.append(f"{where}: expected tokens {given.tokens}, {_it_is(tokens)}")
 
     def _lookup(
         self, number: int, given: schema.ExampleLookup, matched: Matched, prepared: Prepared
@@ -272,6 +286,15 @@ class _Example:
         found = verdict.external_id if isinstance(verdict, Found) else None
         if given.external_id not in (None, found):
             self.problems.append(f"{where}: expected external_id {given.external_id}, is {found}")
+
+
+def _tokens(endpoint: Endpoint, answer: Answer) -> int | str | None:
+    if endpoint.meter is None:
+        return None
+    reader = UsageReader(endpoint, answer)
+    reader.feed(answer.body.data or b"" if answer.body else b"")
+    tokens = reader.end(whole=True)
+    return "unknown" if tokens is None else tokens
 
 
 def _it_is(given: Any) -> str:

@@ -40,12 +40,20 @@ def test_a_file_that_says_everything_is_read() -> None:
     assert refund.approval is not None
     assert refund.approval.expires == 3600
     assert refund.was == ("refund",)
+    assert refund.meter is None
+    assert not refund.journal
+
+    chat = file.service.endpoints[1]
+    assert chat.journal
+    assert chat.meter is not None
+    assert chat.meter.default == 100
+    assert [path.text for path in chat.meter.max_tokens] == ["body.max_tokens", "query.max_tokens"]
 
 
 def test_its_examples_hold() -> None:
     results = run_examples([load_file(EVERYTHING)])
 
-    assert len(results) == 3
+    assert len(results) == 4
     assert [r for r in results if not r.passed] == []
 
 
@@ -66,6 +74,9 @@ def problems_after(old: str, new: str) -> str:
         ('{"metadata[key]": "{key}"', '{"metadata[key]": other', "form metadata[key]: expected"),
         ("approval: false", "approval: true", "expected approval True, it is False"),
         ("external_id: r1}", "external_id: r2}", "expected external_id r2, it is r1"),
+        ("reserved: 40", "reserved: 41", "expected reserved 41, it is 40"),
+        ("tokens: 7}", "tokens: 8}", "answers[0]: expected tokens 8, it is 7"),
+        ("tokens: unknown}", "tokens: 0}", "answers[1]: expected tokens 0, it is 'unknown'"),
         ("pages: [{data: [], has_more: false}], ", "", "it asks for another page"),
     ],
 )
