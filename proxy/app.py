@@ -119,7 +119,7 @@ class App:
     async def reload(self) -> None:
         """Read the rule files again. Raises ServiceError; the rules then stay as they were."""
         try:
-            rules = await asyncio.to_thread(load, self._config.rule_dirs)
+            rules = await asyncio.to_thread(load, self._config.rule_dirs, self._config.models)
         except RuleErrors as error:
             self._metrics.reloaded(False, self._clock.time())
             lines.error("rules not reloaded", problems=error.problems)
@@ -136,7 +136,7 @@ class App:
         tokens = gather(config.control, config.tokens_path)
         log.hide([*tokens.secrets, *(secret.reveal() for secret in config.identity.secret)])
         failpoints = self._failpoints()
-        self._use(await asyncio.to_thread(load, config.rule_dirs))
+        self._use(await asyncio.to_thread(load, config.rule_dirs, config.models))
         authority = self._authority()
         egress = self._egress()
 

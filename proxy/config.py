@@ -176,6 +176,24 @@ def _host_patterns(value: object) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _model_hosts(value: object) -> tuple[str, ...]:
+    found = []
+    for item in _listed(value):
+        try:
+            line = egress.Line.parse(item) if isinstance(item, str) else None
+        except ValueError:
+            line = None
+        network = line.network if line else None
+        whole = network is None or network.num_addresses == 1
+        if line is None or not whole or line.name == egress.EVERYWHERE:
+            raise ValueError("must be a list of hosts: name, name:port, *.name or an address")
+        name = str(network.network_address) if network else line.name
+        if line.port is not None:
+            name = f"[{name}]:{line.port}" if ":" in name else f"{name}:{line.port}"
+        found.append(name)
+    return tuple(found)
+
+
 class _Reads:
     """Says which function reads a field's value; asked by pydantic only while a file is loaded."""
 
@@ -203,6 +221,7 @@ LedgerUrl = Annotated[str, _Reads(_ledger_url)]
 AllowedLines = Annotated[tuple[egress.Line, ...], _Reads(egress.allowed_lines)]
 EgressLines = Annotated[tuple[egress.Line, ...], _Reads(egress.lines)]
 HostPatterns = Annotated[tuple[str, ...], _Reads(_host_patterns)]
+ModelHosts = Annotated[tuple[str, ...], _Reads(_model_hosts)]
 Faults = Annotated[tuple[Fault, ...], _Reads(parse_faults)]
 
 Unknown = Literal["content", "pass", "refuse"]
@@ -329,6 +348,7 @@ class Config:
     probe: Listen | None = None
     ledger: LedgerConfig = LedgerConfig()
     rules: tuple[Path, ...] = ()
+    models: ModelHosts = ()  # hosts at which the rules for models hold too
     unruled: UnruledConfig = UnruledConfig()
     mode: Literal["enforce", "observe", "pass"] = "enforce"
     tls: TlsConfig = TlsConfig()

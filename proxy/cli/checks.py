@@ -366,7 +366,7 @@ def rules(machine: Machine) -> Iterator[Result]:
     from proxy.rulefile import RuleErrors, load
 
     try:
-        found = load(machine.config.rule_dirs)
+        found = load(machine.config.rule_dirs, machine.config.models)
     except RuleErrors as error:
         first, *more = error.problems
         others = f" (and {len(more)} more)" if more else ""

@@ -39,7 +39,7 @@ def rules() -> None:
 def list_rules(loaded: Loaded, as_json: bool) -> None:
     """List the endpoints of all rule files, in the order in which they are tried."""
     try:
-        found = describe_rules(load(loaded.config.rule_dirs).services)
+        found = describe_rules(load(loaded.config.rule_dirs, loaded.config.models).services)
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
     if as_json:
@@ -102,7 +102,11 @@ def explain(
     body = Path(data[1:]).read_bytes() if data.startswith("@") else data.encode()
     try:
         lines = explain_call(
-            load(loaded.config.rule_dirs), method, url, tuple(_header(one) for one in headers), body
+            load(loaded.config.rule_dirs, loaded.config.models),
+            method,
+            url,
+            tuple(_header(one) for one in headers),
+            body,
         )
     except RuleErrors as error:
         stop(CONFIG, *error.problems)

@@ -28,8 +28,7 @@ from proxy.core.views import RequestView
 MOST: Final = 10**12  # tokens; no call has more, and sums of it stay far inside 64 bits
 PIECE: Final = 64 * 1024  # bytes that a compressed piece is unpacked into at once
 IDENTITY: Final = "identity"
-READABLE: Final = ("gzip", "x-gzip", "deflate", IDENTITY)
-"""Content codings that usage can be read through."""
+CODINGS: Final = ("gzip", "x-gzip", "deflate", IDENTITY)  # of an answer, that are read here
 BOM: Final = b"\xef\xbb\xbf"
 GZIP: Final = b"\x1f\x8b"
 
@@ -61,21 +60,6 @@ def _count(value: Any) -> int | None:
     if number is None or number < 0:
         return None
     return MOST if number > MOST else math.ceil(number)
-
-
-def readable(headers: Headers) -> Headers:
-    """The header fields of a metered request, with ``Accept-Encoding`` narrowed to what
-    ``UsageReader`` can read: else an answer in Brotli or Zstandard keeps its reservation."""
-    return tuple(
-        (name, _readable(value) if name.lower() == "accept-encoding" else value)
-        for name, value in headers
-    )
-
-
-def _readable(value: str) -> str:
-    codings = [each.strip() for each in value.split(",")]
-    kept = [each for each in codings if each.partition(";")[0].strip().lower() in READABLE]
-    return ", ".join(kept) or "identity"
 
 
 class UsageReader:
@@ -224,7 +208,7 @@ def _decoder_of(headers: Headers) -> _Decoder | None:
     """None for a coding that is not read here."""
     codings = [value for name, value in headers if name.lower() == "content-encoding"]
     coding = ",".join(codings).strip().lower()
-    return _Decoder(coding or IDENTITY) if not coding or coding in READABLE else None
+    return _Decoder(coding or IDENTITY) if not coding or coding in CODINGS else None
 
 
 # JSON, or events that carry it

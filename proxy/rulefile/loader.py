@@ -15,6 +15,7 @@ from proxy.core.matching import RuleSet
 from proxy.core.rules import Service
 from proxy.rulefile import schema, yamltext
 from proxy.rulefile.compile import compile_service
+from proxy.rulefile.modelhosts import at_hosts
 from proxy.rulefile.problems import Problems, RuleErrors
 
 SUFFIXES = (".yaml", ".yml")
@@ -30,10 +31,12 @@ class RuleFile:
     warnings: tuple[str, ...]
 
 
-def load(dirs: Sequence[Path]) -> RuleSet:
-    """Raises RuleErrors with all that is wrong in any file."""
+def load(dirs: Sequence[Path], models: Sequence[str] = ()) -> RuleSet:
+    """``models``: hosts at which the rules for models hold too. Raises RuleErrors with all that is
+    wrong in any file."""
     files = load_files(dirs)
-    return RuleSet([f.service for f in files], [w for f in files for w in f.warnings])
+    services = at_hosts((f.service for f in files), models)
+    return RuleSet(services, [w for f in files for w in f.warnings])
 
 
 def load_files(dirs: Sequence[Path]) -> list[RuleFile]:

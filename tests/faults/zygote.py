@@ -158,7 +158,8 @@ def main(address: str) -> None:
     upstream._verified(None)
     for line in sys.stdin:
         order = json.loads(line)
-        app.load(loaded(Path(order["config"])).config.rule_dirs)
+        config = loaded(Path(order["config"])).config
+        app.load(config.rule_dirs, config.models)
         if os.fork() == 0:
             try:
                 child(order, address)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.x509 import NameConstraints, load_pem_x509_certificate
 
 from proxy.cli import COMMANDS, help_text, main
 from tests.fakes.served import FREE_PORTS, ROOT, Api, Served, api, onceproxy, served, until
@@ -176,6 +177,14 @@ def test_a_call_can_be_explained() -> None:
     assert run("rules", "explain", "POST", "not-a-url").exit_code == 2
 
 
+def test_a_call_of_a_model_at_a_host_of_ones_own_is_explained() -> None:
+    call = ("POST", "http://llm.internal:8000/v1/responses", "-d", '{"max_output_tokens": 70}')
+    known = run("rules", "explain", "--set", "models=llm.internal:8000", *call)
+    assert "models.openai.responses" in known.output
+    assert "reserves 70 tokens" in known.output
+    assert "no rule names this host" in run("rules", "explain", *call).output
+
+
 def test_the_helpers_are_written_where_they_are_wanted(tmp_path: Path) -> None:
     assert run("helper", str(tmp_path / "lib")).exit_code == 0
     assert {file.name for file in (tmp_path / "lib").iterdir()} == {
@@ -289,6 +298,18 @@ def test_reload_by_signal_keeps_the_old_rules_when_the_new_ones_are_broken(
         until(lambda: "rules reloaded" in running.log.read_text())
         assert running.stop() == 0
     assert not (tmp_path / "state" / "serving.json").exists()
+
+
+def test_hosts_of_ones_own_models_are_named_by_rules_also_after_a_reload(tmp_path: Path) -> None:
+    """A CA that speaks only for hosts of rules has the name."""
+    options = ("--set", "models=llm.internal", "--set", "tls.intercept=rules")
+    with served(tmp_path / "state", *FREE_PORTS, *options) as running:
+        running.process.send_signal(signal.SIGHUP)
+        until(lambda: "rules reloaded" in running.log.read_text())
+        certificate = load_pem_x509_certificate((tmp_path / "state/ca/ca.pem").read_bytes())
+        names = certificate.extensions.get_extension_for_class(NameConstraints).value
+        assert "llm.internal" in [name.value for name in names.permitted_subtrees or ()]
+        assert running.stop() == 0
 
 
 def test_it_says_where_it_is_and_stops_when_told(tmp_path: Path) -> None:
