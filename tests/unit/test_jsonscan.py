@@ -40,6 +40,8 @@ PATHS: tuple[Steps, ...] = (
     ('q"\\', "é\n"),
     ("é\n",),
 )
+LOADED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 CUTS = st.lists(st.integers(0, 2000), max_size=6)
 
 
@@ -80,7 +82,7 @@ def _exact(value: Any) -> Any:
 
 
 @given(DOCUMENTS, CUTS, st.booleans(), st.sampled_from([None, 1]))
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(LOADED, max_examples=70)
 @example({"usage": {"total": 1}}, [3], True, None)
 def test_it_sees_what_a_parser_sees_however_the_text_is_cut(
     document: dict[str, Any], cuts: list[int], ascii_only: bool, indent: int | None
@@ -96,7 +98,7 @@ def test_it_sees_what_a_parser_sees_however_the_text_is_cut(
 
 
 @given(st.lists(DOCUMENTS, max_size=3), CUTS)
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+@settings(LOADED, max_examples=50)
 def test_lines_and_a_list_are_documents_one_by_one(
     documents: list[dict[str, Any]], cuts: list[int]
 ) -> None:
@@ -109,7 +111,7 @@ def test_lines_and_a_list_are_documents_one_by_one(
 
 
 @given(st.binary(max_size=300), CUTS)
-@settings(max_examples=300)
+@settings(LOADED, max_examples=200)
 def test_whatever_comes_nothing_is_raised(noise: bytes, cuts: list[int]) -> None:
     documents: list[Seen] = []
     scanner = Scanner(Tree(PATHS), documents.append)
