@@ -25,6 +25,7 @@ from proxy.capacity import room_for
 from proxy.clock import Clock, SystemClock
 from proxy.config import Address, Config
 from proxy.configload import Loaded
+from proxy.console.site import Console
 from proxy.control.api import Control
 from proxy.control.tokens import gather
 from proxy.core.call import Policy
@@ -179,20 +180,23 @@ class App:
         self._background(stack, "writing", lambda: self._keep_writing(ledger))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
+        operations = OperationService(
+            ledger=ledger,
+            clock=self._clock,
+            services=lambda: self._rules.services,
+            settle=recovery.settle,
+            reload=self.reload,
+            retention=retention,
+        )
+        console = Console(operations=operations, tokens=tokens, clock=self._clock)
         control = Control(
-            service=OperationService(
-                ledger=ledger,
-                clock=self._clock,
-                services=lambda: self._rules.services,
-                settle=recovery.settle,
-                reload=self.reload,
-                retention=retention,
-            ),
+            service=operations,
             metrics=metrics,
             tokens=tokens,
             not_ready=lambda: self._not_ready or ledger.trouble,
             hosts=(*config.control.hosts, config.control.listen.host),
             body_max=config.limits.kept_body,
+            pages=console.mount,
         )
         stack.push_async_callback(control.stop)
         control_address = await control.start(config.control.listen, config.probe)

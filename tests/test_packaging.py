@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_a_wheel_carries_the_rule_files() -> None:
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {"rules": "proxy/_rules"}
     assert list((ROOT / "rules").glob("*.yaml"))
+
+
+def test_a_wheel_carries_what_the_package_reads_at_run_time(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as held:
+        packed = set(held.namelist())
+    read = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "proxy").rglob("*")
+        if path.suffix in (".html", ".css", ".js", ".svg", ".json", ".sql", ".yaml", ".cjs")
+    ]
+    assert len(read) > 15
+    assert set(read) <= packed
 
 
 def test_the_bill_of_materials_lists_what_is_locked() -> None:

@@ -26,7 +26,8 @@ CLOSE_SECONDS = 2.0  # a request to this port is short; streams are told to end
 
 
 class Control:
-    """Serves the control API and, where one is set, the probe port."""
+    """Serves the control API and, where one is set, the probe port. ``pages`` adds the console's
+    to the same port."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Control:
         not_ready: Callable[[], str | None],
         hosts: Sequence[str] = (),
         body_max: int = 10_000_000,
+        pages: Callable[[web.Application], None] | None = None,
     ) -> None:
         self._closing = asyncio.Event()
         monitoring = probes.routes(metrics, not_ready)
@@ -54,6 +56,8 @@ class Control:
             client_max_size=body_max + SPARE_BYTES,
         )
         _add(self.application, self.routes, tokens)
+        if pages is not None:
+            pages(self.application)
         self._probe = web.Application(middlewares=[problems_middleware])
         _add(self._probe, monitoring, tokens)
         self._runners: list[web.AppRunner] = []

@@ -25,7 +25,9 @@ Handler = Callable[[web.Request, Holder], Awaitable[web.StreamResponse]]
 Open = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _ANYBODY: Final = Holder("anybody", Role.AGENT)
-_LOCAL_NAMES: Final = frozenset({"localhost"})
+# Browsers send ``*.localhost`` to this machine without asking anybody; what else is served under
+# 127.0.0.1 is not shown the cookies of such a name.
+_LOCAL_NAMES: Final = frozenset({"localhost", "onceproxy.localhost"})
 
 # Texts of services and callers are in these answers: data, whatever a browser may see in them.
 _SAFE: Final = {

@@ -170,7 +170,8 @@ async def test_a_foreign_name_is_refused_before_the_token_is_looked_at(
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost:8902", "127.0.0.1", "[::1]:8902", "onceproxy.internal"]
+    "host",
+    ["localhost:8902", "onceproxy.localhost:8902", "127.0.0.1", "[::1]:8902", "onceproxy.internal"],
 )
 async def test_addresses_localhost_and_configured_names_are_its_own(
     world: World, host: str

@@ -1,0 +1,1 @@
+"""One file per page: what it asks, what it does, which template shows it."""
