@@ -232,7 +232,15 @@ def test_lines_of_events_end_in_any_of_three_ways(line_end: str, size: int) -> N
 
 def test_the_data_of_an_event_may_have_several_lines() -> None:
     data = b'data: {"usage":\ndata: {"total_tokens":\nid: 4\ndata:77}}\n\ndata: [DONE]\n\n'
-    assert used("models.openai.chat", data) == 77
+    for text in (data, data.replace(b"\n", b"\r\n"), data.replace(b"\n", b"\r")):
+        assert used("models.openai.chat", text) == 77
+        assert used("models.openai.chat", *(bytes([byte]) for byte in text)) == 77
+
+
+def test_an_event_that_is_no_json_spoils_none_but_itself() -> None:
+    last = chunk(choices=[], usage={"total_tokens": 8})
+    for broken in ('{"usage": {"total_tokens": 5, "a": "', "{[", '{"usage": [', "ping", "[DONE]"):
+        assert used("models.openai.chat", events(delta("a"), broken, last)) == 8
 
 
 # Where it cannot be known
@@ -344,6 +352,12 @@ def test_counts_may_stand_in_the_header() -> None:
     assert used("models.bedrock.invoke", b"\x00binary", **fields) == 42
     assert used("models.bedrock.invoke", b"{}") is None
     assert used("models.bedrock.invoke", b"{}", whole=False, **fields) is None
+
+
+def test_half_of_a_count_is_none() -> None:
+    end = metered("{usage: [header.X-Input, output]}")
+    assert used(end, b'{"output": 5}', X_Input="7") == 12
+    assert used(end, b'{"output": 5}', X_Input="7", Content_Encoding="br") is None
 
 
 # Hostile answers
