@@ -52,7 +52,9 @@ from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
 from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
+from proxy.service.checkpoints import CheckpointService
 from proxy.service.operations import OperationService
+from proxy.service.resume import Resumes
 
 SEALED_AT_ONCE = 50  # bodies in one transaction: some milliseconds of the writing thread
 SEALING_PAUSE = 0.05  # seconds in between, for the calls
@@ -191,6 +193,10 @@ class App:
         console = Console(operations=operations, tokens=tokens, clock=self._clock)
         control = Control(
             service=operations,
+            checkpointing=CheckpointService(
+                ledger, kept=config.runs.checkpoints_kept, size_max=config.limits.checkpoint
+            ),
+            resumes=Resumes(ledger, operations.operations),
             metrics=metrics,
             tokens=tokens,
             not_ready=lambda: self._not_ready or ledger.trouble,
@@ -450,7 +456,9 @@ async def prune_alone(config: Config) -> Pruned:
 
 
 def _retention(config: Config) -> Retention:
-    return Retention(config.ledger.keep_outcomes, config.ledger.keep_keys)
+    return Retention(
+        config.ledger.keep_outcomes, config.ledger.keep_keys, config.runs.checkpoints_kept_for
+    )
 
 
 def secret_of(auth: Auth) -> str | None:

@@ -312,10 +312,18 @@ class EgressConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunsConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    checkpoints_kept: Count = 10  # versions of one run
+    checkpoints_kept_for: Retention = 90 * 86_400.0  # not while the run has an open operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     request_body: Size = 100_000_000  # larger ones of governed writes get 413
     kept_body: Size = 10_000_000  # larger answers are handed on and not kept for a replay
+    checkpoint: Size = 10_000_000  # larger ones get 413
     connections: Count = 512  # open at once; a caller beyond them gets 503
     run_calls: Count = 64  # that one run has in hand at once; its others wait in order
     waiting_calls: Count = 1000  # that wait for their run's turn; beyond them 503
@@ -356,6 +364,7 @@ class Config:
     upstream: UpstreamConfig = UpstreamConfig()
     patience: Duration = 20.0
     egress: EgressConfig = EgressConfig()
+    runs: RunsConfig = RunsConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
     faults: Faults = ()

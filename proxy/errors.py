@@ -23,6 +23,7 @@ CODES: Final[Mapping[str, Meaning]] = {
     "not-resolvable": Meaning(409, "There is nothing to resolve"),
     "in-flight": Meaning(409, "The operation is being sent or settled right now"),
     "conflict": Meaning(409, "The operation has changed"),
+    "stale-checkpoint": Meaning(412, "The newest checkpoint is not the one that was named"),
     "too-large": Meaning(413, "The body is too large"),
     "invalid-rules": Meaning(422, "The rules cannot be used; the earlier ones stay"),
     "damaged": Meaning(424, "The ledger's record fails its check"),

@@ -23,21 +23,23 @@ class Retention:
 
     keep_outcomes: float = math.inf
     keep_keys: float = math.inf
+    keep_checkpoints: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
     bodies: int = 0  # operations whose bodies went
     keys: int = 0  # operations that are forgotten
+    checkpoints: int = 0  # whose contents went
 
     def as_json(self) -> dict[str, int]:
-        return {"bodies": self.bodies, "keys": self.keys}
+        return {"bodies": self.bodies, "keys": self.keys, "checkpoints": self.checkpoints}
 
 
 async def prune(ledger: Ledger, retention: Retention, clock: Clock) -> Pruned:
     """Take what is older than it has to be kept. Raises LedgerError."""
     now = clock.time()
-    bodies = keys = 0
+    bodies = keys = checkpoints = 0
     if retention.keep_outcomes < math.inf:
         while taken := await ledger.prune(now - retention.keep_outcomes, SLICE):
             bodies += taken
@@ -47,4 +49,9 @@ async def prune(ledger: Ledger, retention: Retention, clock: Clock) -> Pruned:
         while gone := await ledger.forget(now - keep_keys, SLICE):
             keys += gone
             await clock.sleep(PAUSE)
-    return Pruned(bodies, keys)
+    if retention.keep_checkpoints < math.inf:
+        before = now - retention.keep_checkpoints
+        while gone := await ledger.prune_checkpoints(before, SLICE):
+            checkpoints += gone
+            await clock.sleep(PAUSE)
+    return Pruned(bodies, keys, checkpoints)

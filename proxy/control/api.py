@@ -9,12 +9,14 @@ from importlib.resources import files
 from aiohttp import web
 
 from proxy.config import Address
-from proxy.control import events, ledger, operations, probes, rules, runs
+from proxy.control import checkpoints, events, ledger, operations, probes, rules, runs
 from proxy.control.http import Route, guarded, host_middleware, problems_middleware
 from proxy.control.tokens import Holder, Tokens
 from proxy.metrics import Metrics
 from proxy.net.listener import Listener, Room, bind
+from proxy.service.checkpoints import CheckpointService
 from proxy.service.operations import OperationService
+from proxy.service.resume import Resumes
 
 SPARE_BYTES = 64_000  # of a resolving body, beside the answer it carries
 CONNECTIONS = 64  # of people, dashboards and probes; callers have their own
@@ -33,6 +35,8 @@ class Control:
         self,
         *,
         service: OperationService,
+        checkpointing: CheckpointService,
+        resumes: Resumes,
         metrics: Metrics,
         tokens: Tokens,
         not_ready: Callable[[], str | None],
@@ -48,12 +52,13 @@ class Control:
             *operations.routes(service),
             *events.routes(service, self._closing),
             *rules.routes(service),
-            *runs.routes(service),
+            *runs.routes(resumes),
+            *checkpoints.routes(checkpointing),
             *ledger.routes(service),
         ]
         self.application = web.Application(
             middlewares=[problems_middleware, host_middleware(hosts)],
-            client_max_size=body_max + SPARE_BYTES,
+            client_max_size=max(body_max, checkpointing.size_max) + SPARE_BYTES,
         )
         _add(self.application, self.routes, tokens)
         if pages is not None:

@@ -18,6 +18,7 @@ import structlog
 from aiohttp import web
 
 from proxy.control.tokens import Holder, Role, Tokens
+from proxy.core.identity import BadIdentity, Sources, identify
 from proxy.errors import ServiceError
 from proxy.ledger.base import Damaged, LedgerError
 
@@ -50,15 +51,16 @@ class Route:
 
 
 def answer(data: object, status: int = 200) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(data),
-        status=status,
-        content_type="application/json",
-        headers=_SAFE,
-    )
+    return raw_json(orjson.dumps(data), status)
 
 
-def problem(code: str, detail: str, problems: Sequence[str] = ()) -> web.Response:
+def raw_json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json", headers=_SAFE)
+
+
+def problem(
+    code: str, detail: str, problems: Sequence[str] = (), **members: object
+) -> web.Response:
     meaning = ServiceError(code, detail).meaning
     body: dict[str, Any] = {
         "type": f"urn:onceproxy:{code}",
@@ -69,6 +71,7 @@ def problem(code: str, detail: str, problems: Sequence[str] = ()) -> web.Respons
     }
     if problems:
         body["problems"] = list(problems)
+    body |= members
     response = web.Response(
         body=orjson.dumps(body), status=meaning.status, content_type="application/problem+json"
     )
@@ -97,6 +100,26 @@ def whole_number(request: web.Request, name: str, default: int, most: int | None
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise ServiceError("bad-request", f"{name} must be a whole number.")
     return min(int(text), most) if most else int(text)
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A query parameter that is set or not. Raises ServiceError."""
+    text = request.query.get(name, "false").lower()
+    if text not in ("", "1", "true", "0", "false"):
+        raise ServiceError("bad-request", f"{name} must be true or false.")
+    return text in ("", "1", "true")
+
+
+def run_in_path(request: web.Request) -> str:
+    """The run behind ``/v1/runs/``, as a call would name it. Raises ServiceError."""
+    raw = request.rel_url.raw_path.removeprefix("/v1/runs/").partition("/")[0]
+    try:
+        run = identify(Sources(run=raw)).run
+    except BadIdentity as error:
+        raise ServiceError("bad-request", f"{error.detail}.") from error
+    if run is None:
+        raise ServiceError("bad-request", "The path names no run.")
+    return run
 
 
 def guarded(route: Route, tokens: Tokens) -> Open:

@@ -1,23 +1,27 @@
-"""``/v1/runs``: the beginning of a run's next start."""
+"""``/v1/runs``: what a run did so far, and the beginning of its next start."""
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 from aiohttp import web
 
-from proxy.control.http import Route, answer, json_body
+from proxy.control.http import Route, answer, flag, json_body, run_in_path
 from proxy.control.tokens import Holder, Role
-from proxy.service.operations import OperationService
+from proxy.service.resume import Resumes
 
 BASE = "/v1/runs"
 
 
-def routes(service: OperationService) -> list[Route]:
+def routes(service: Resumes) -> list[Route]:
     async def resume(request: web.Request, _: Holder) -> web.Response:
-        raw = request.rel_url.raw_path.removeprefix(BASE + "/").removesuffix("/resume")
+        run, every = run_in_path(request), flag(request, "all")
         body = await json_body(request)
         new = isinstance(body, dict) and body.get("new") is True
-        return answer(await service.resume(unquote(raw), new=new))
+        return answer(await service.begin(run, new=new, every=every))
 
-    return [Route("POST", BASE + "/{run}/resume", Role.AGENT, resume)]
+    async def look(request: web.Request, _: Holder) -> web.Response:
+        return answer(await service.look(run_in_path(request), every=flag(request, "all")))
+
+    return [
+        Route("POST", BASE + "/{run}/resume", Role.AGENT, resume),
+        Route("GET", BASE + "/{run}/resume", Role.AGENT, look),
+    ]

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from proxy.ledger import checkpoints
 from proxy.ledger.base import Damaged, LedgerError, WrongKey
 from proxy.ledger.batch import KNOWS
 from proxy.ledger.chain import START, Head, batch_head, link, read_head
@@ -37,6 +38,7 @@ def verify(db: sqlite3.Connection, sealer: Sealer, run: str | None, head: Head |
         *_rows(db, run),
         *_runs(db, run),
         *_contents(db, sealer, run),
+        *checkpoints.faults(db, sealer, run),
     ]
 
 

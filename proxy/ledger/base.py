@@ -91,6 +91,47 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What an agent saved of a run, to go on from. ``content``: None in lists, and where retention
+    took it. ``after``: the last event of the history when it was saved."""
+
+    run: str
+    version: int
+    created_at: float
+    size: int
+    after: int
+    step: str | None = None
+    kept: bool = True
+    content: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must be true of a run's newest version, 0 where it has none, for another to be saved."""
+
+    versions: frozenset[int]
+    among: bool = True  # whether it is to be one of them
+
+    def holds(self, newest: int) -> bool:
+        return (newest in self.versions) is self.among
+
+
+class StaleCheckpoint(Conflict):
+    """Another writer was first. ``newest``: the version that is there, 0 for none."""
+
+    def __init__(self, newest: int) -> None:
+        super().__init__(newest)
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return f"the newest checkpoint is version {self.newest}" if self.newest else "there is none"
+
+
+CHECKPOINTS_KEPT = 10
+"""Of one run: the newest, and what to go back to."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredEvent:
     """An event in the history. ``hash`` chains it to the run's previous event."""
 
@@ -104,7 +145,8 @@ class StoredEvent:
 @dataclass(frozen=True, slots=True)
 class Query:
     """Which operations to list; None means any. Newest first, at most ``limit``, all created
-    before ``before``. ``step`` is a part of the step, as it stands in the key."""
+    before ``before``. ``step`` is a part of the step, as it stands in the key. ``moved_after``:
+    only those of ``run`` with an event above that place in the history that moved them."""
 
     run: str | None = None
     step: str | None = None
@@ -112,6 +154,7 @@ class Query:
     service: str | None = None
     limit: int = 100
     before: float | None = None
+    moved_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +245,34 @@ class Ledger(Protocol):
     async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
         """Begin the run's next start; its first for a run not met before. Durable at return.
         ``new``: its name was made just now, so no other ledger can know it."""
+        ...
+
+    async def save_checkpoint(
+        self,
+        run: str,
+        content: bytes,
+        *,
+        step: str | None = None,
+        conditions: Sequence[Condition] = (),
+        keep: int = CHECKPOINTS_KEPT,
+    ) -> Checkpoint:
+        """Save the run's next version, whole or not at all, and begin the run if it is new; of
+        older ones the ``keep`` - 1 newest stay. Durable at return. Versions count from 1 and are
+        never given twice. Raises StaleCheckpoint where a condition does not hold, LedgerError when
+        it is not known to be durable, though it may have landed."""
+        ...
+
+    async def checkpoint(self, run: str, version: int | None = None) -> Checkpoint | None:
+        """That version, or the newest, with its content. Raises Damaged."""
+        ...
+
+    async def checkpoints(self, run: str) -> Sequence[Checkpoint]:
+        """All versions there are, newest first. Raises Damaged."""
+        ...
+
+    async def prune_checkpoints(self, saved_before: float, limit: int) -> int:
+        """Take the contents of at most ``limit`` checkpoints saved before that moment; of how many.
+        Not in a run with an operation that has not ended. They stay in the list."""
         ...
 
     async def request_of(self, key: str) -> Request | None:

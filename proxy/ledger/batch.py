@@ -18,6 +18,7 @@ from typing import Any
 
 from proxy.clock import Clock
 from proxy.core.operation import changed, evolve
+from proxy.ledger import checkpoints
 from proxy.ledger.base import UNKNOWN_ORIGIN, Conflict, Damaged, LedgerError, RunRow
 from proxy.ledger.bulk import BulkRows, Insert, Unusual
 from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
@@ -175,6 +176,9 @@ class BatchWriter:
         if entry.begins:
             self._begin_epoch(db, entry)
             return
+        if entry.saves is not None:
+            self._save_checkpoint(db, entry)
+            return
         row: bytes | None = None
         if entry.operation is not None:
             if entry.key not in written:
@@ -232,6 +236,25 @@ class BatchWriter:
                 return
             db.execute(UPDATE_RUN, (*row[1:], entry.run))
         entry.began = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
+
+    def _save_checkpoint(self, db: sqlite3.Connection, entry: Entry) -> None:
+        assert entry.saves is not None
+        try:
+            newest = checkpoints.newest(db, entry.run)
+            checkpoints.check(entry.saves, newest)
+        except LedgerError as error:
+            entry.failure = error
+            return
+        except FAULTS as error:
+            entry.failure = explain(error)
+            if not isinstance(entry.failure, Damaged):
+                raise
+            return  # what is damaged there is no reason to refuse the others
+        self._make_run(db, entry.run, 1)
+        row = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
+        here = row.generation == self._generation
+        now, after = self._clock.time(), self._next - 1
+        checkpoints.insert(db, entry.saves, newest, self._generation, now, after, new=here)
 
     def _make_run(self, db: sqlite3.Connection, run: str, epoch: int, *, new: bool = False) -> bool:
         """False where there is one already."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from proxy.clock import Clock
 from proxy.core.operation import Event, Operation
 from proxy.ledger.base import LedgerError, RunRow, Stats
+from proxy.ledger.checkpoints import Saving
 from proxy.ledger.codec import EventRow, Row
 
 BATCH = 256  # entries; more only lengthens the wait of the first in it
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One thing to make durable: a change, a note, a run's next epoch, or (empty) a barrier."""
+    """One thing to make durable: a change, a note, a run's next epoch or checkpoint, or (empty) a
+    barrier."""
 
     run: str = ""
     key: str = ""
@@ -42,17 +44,20 @@ class Entry:
     begins: bool = False  # the run's next epoch
     new: bool = False  # of a run whose name was made just now
     began: RunRow | None = None  # what it became
+    saves: Saving | None = None  # the run's next checkpoint
     waiter: asyncio.Future[None] | None = None
     landed: int | None = None  # of a moving note: the row's revision that has it
     failure: LedgerError | None = None
 
     @property
     def empty(self) -> bool:
-        return not self.events and not self.begins
+        return not self.events and not self.begins and self.saves is None
 
     @property
     def size(self) -> int:
         size = 0 if self.request is None else len(self.request[1])
+        if self.saves is not None:
+            size += len(self.saves.content)
         return size if self.answer is None else size + len(self.answer[1])
 
 

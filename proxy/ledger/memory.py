@@ -12,16 +12,20 @@ from dataclasses import replace
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Kind, Operation, State, changed, evolve
+from proxy.core.operation import NOTES, Event, Kind, Operation, State, changed, evolve
 from proxy.ledger import codec
 from proxy.ledger.base import (
+    CHECKPOINTS_KEPT,
     UNKNOWN_ORIGIN,
     Change,
+    Checkpoint,
+    Condition,
     Conflict,
     Gap,
     Lookalike,
     Query,
     RunRow,
+    StaleCheckpoint,
     Stats,
     StoredEvent,
 )
@@ -42,6 +46,7 @@ class MemoryLedger:
         self._contents: dict[tuple[str, str], bytes] = {}
         self._events: list[tuple[StoredEvent, codec.EventRow]] = []
         self._runs: dict[str, RunRow] = {}
+        self._checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)  # newest first
         self._last: dict[str, bytes] = {}
         self._commits = 0
 
@@ -120,6 +125,47 @@ class MemoryLedger:
         else:
             self._runs[run] = replace(before, epoch=before.epoch + 1)
         return self._runs[run]
+
+    async def save_checkpoint(
+        self,
+        run: str,
+        content: bytes,
+        *,
+        step: str | None = None,
+        conditions: Sequence[Condition] = (),
+        keep: int = CHECKPOINTS_KEPT,
+    ) -> Checkpoint:
+        before = self._checkpoints[run]
+        newest = before[0].version if before else 0
+        if not all(condition.holds(newest) for condition in conditions):
+            raise StaleCheckpoint(newest)
+        if run not in self._runs:
+            self._runs[run] = self._new_run(run, 1)
+        now, after = self._clock.time(), len(self._events)
+        at = max(now, before[0].created_at) if before else now
+        made = Checkpoint(run, newest + 1, at, len(content), after, step)
+        self._checkpoints[run] = [replace(made, content=content), *before][:keep]
+        return made
+
+    async def checkpoint(self, run: str, version: int | None = None) -> Checkpoint | None:
+        for found in self._checkpoints[run]:
+            if version in (None, found.version):
+                return found
+        return None
+
+    async def checkpoints(self, run: str) -> Sequence[Checkpoint]:
+        return [replace(found, content=None) for found in self._checkpoints[run]]
+
+    async def prune_checkpoints(self, saved_before: float, limit: int) -> int:
+        taken = 0
+        open_runs = {o.run for o in self._operations.values() if o.state not in ENDED}
+        for run, found in self._checkpoints.items():
+            for place, one in enumerate(found):
+                old = one.content is not None and one.created_at < saved_before
+                if taken < limit and old and run not in open_runs:
+                    found[place] = replace(one, content=None, kept=False)
+                    taken += 1
+        return taken
 
     async def request_of(self, key: str) -> Request | None:
         packed = self._contents.get((key, "request"))
@@ -207,6 +253,7 @@ class MemoryLedger:
             and (not query.states or operation.state in query.states)
             and query.service in (None, operation.service)
             and (query.before is None or operation.created_at < query.before)
+            and (query.moved_after is None or self._moved(operation, query.moved_after))
         ]
         return found[: query.limit]
 
@@ -248,6 +295,12 @@ class MemoryLedger:
         certain = new or self.gap is None
         generation = self.generation if certain else UNKNOWN_ORIGIN
         return RunRow(run, epoch, created_at=self._clock.time(), generation=generation)
+
+    def _moved(self, operation: Operation, after: int) -> bool:
+        return any(
+            stored.key == operation.key and stored.event.kind not in NOTES
+            for stored, _ in self._events[after:]
+        )
 
     def _of_step(self, run: str, step: str) -> list[Operation]:
         return [self._operations[key] for key in self._steps.get((run, step), ())]

@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Operation, changed, evolve
-from proxy.ledger import codec
-from proxy.ledger.base import Damaged, LedgerError, Lookalike, Query, RunRow, StoredEvent
+from proxy.core.operation import NOTES, Operation, changed, evolve
+from proxy.ledger import checkpoints, codec
+from proxy.ledger.base import (
+    Checkpoint,
+    Damaged,
+    LedgerError,
+    Lookalike,
+    Query,
+    RunRow,
+    StoredEvent,
+)
 from proxy.ledger.batch import FAULTS, KNOWS, RUNS_REMEMBERED, SELECT, SELECT_RUN, explain
 from proxy.ledger.codec import COLUMNS
 from proxy.ledger.group import Entry
@@ -52,6 +60,11 @@ _SHORT = {
     for kind, sql in _CONTENT.items()
 }
 _WHOLE = {kind: sql.format("c.sealed") for kind, sql in _CONTENT.items()}
+
+_MOVED = (
+    "key IN (SELECT key FROM events WHERE key >= ? AND key < ? AND seq > ?"
+    f" AND kind NOT IN ({', '.join(repr(str(kind)) for kind in sorted(NOTES))}))"
+)
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -161,6 +174,12 @@ class SqliteReads:
                 self._recent.keep_answer(key, answer)
         return answer
 
+    async def checkpoint(self, run: str, version: int | None = None) -> Checkpoint | None:
+        return await self._ask(lambda db: checkpoints.read(db, self._sealer, run, version))
+
+    async def checkpoints(self, run: str) -> Sequence[Checkpoint]:
+        return await self._ask(lambda db: checkpoints.listed(db, run))
+
     # Lists
 
     async def operations(self, query: Query) -> Sequence[Operation]:
@@ -266,11 +285,12 @@ class SqliteReads:
         return found
 
     async def _apart(self, sql: str, values: Sequence[Any]) -> list[Any]:
+        return await self._ask(lambda db: db.execute(sql, values).fetchall())
+
+    async def _ask(self, ask: Callable[[sqlite3.Connection], T]) -> T:
         if self._reader is None:
             raise LedgerError("the ledger is not open")
-        return await asyncio.to_thread(
-            self._in_thread, lambda db: db.execute(sql, values).fetchall()
-        )
+        return await asyncio.to_thread(self._in_thread, ask)
 
     def _in_thread(self, ask: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -307,6 +327,9 @@ def _conditions(query: Query) -> tuple[str, list[Any]]:
     if query.before is not None:
         conditions.append("created_at < ?")
         values.append(query.before)
+    if query.moved_after is not None:
+        conditions.append(_MOVED)
+        values += [f"{query.run}/", f"{query.run}0", query.moved_after]
     return (" WHERE " + " AND ".join(conditions) if conditions else ""), values
 
 

@@ -15,6 +15,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,11 +25,14 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.core.operation import Event, Kind, Operation, changed, evolve
-from proxy.ledger import audit, codec
+from proxy.ledger import audit, checkpoints, codec
 from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (
+    CHECKPOINTS_KEPT,
     FAR_PAST,
     Change,
+    Checkpoint,
+    Condition,
     Conflict,
     Damaged,
     Gap,
@@ -237,6 +241,20 @@ class SqliteLedger(SqliteReads):
 
     # Writing
 
+    async def save_checkpoint(
+        self,
+        run: str,
+        content: bytes,
+        *,
+        step: str | None = None,
+        conditions: Sequence[Condition] = (),
+        keep: int = CHECKPOINTS_KEPT,
+    ) -> Checkpoint:
+        saving = checkpoints.Saving(run, content, step, conditions, keep, self._sealer)
+        await self._open_group().submit(Entry(run=run, saves=saving))
+        assert saving.saved is not None
+        return saving.saved
+
     async def commit(self, change: Change) -> Operation:
         if not change.events:
             raise ValueError(f"a change of {change.operation.key} without an event has no reason")
@@ -314,6 +332,9 @@ class SqliteLedger(SqliteReads):
         rows = await self._apart(_FORGETTABLE, (ended_before, ended_before, now, limit))
         return sum(await self._each(rows, self._forgotten))
 
+    async def prune_checkpoints(self, saved_before: float, limit: int) -> int:
+        return await self._write_apart(lambda db: checkpoints.take(db, saved_before, limit))
+
     async def _each(
         self, rows: Sequence[Any], act: Callable[[Operation], Awaitable[bool]]
     ) -> list[bool]:
@@ -360,11 +381,19 @@ class SqliteLedger(SqliteReads):
                 lambda db: reseal(db, self._sealer, after, most, self._found)
             )
             if last is None:
+                await self._reseal_checkpoints()
                 current = orjson.dumps([self._sealer.ids[0].hex()])
                 await self._thread.run(lambda db: remember(db, sealed_under=current))
             return last
         except FAULTS as error:
             raise explain(error) from error
+
+    async def _reseal_checkpoints(self) -> None:
+        """One at a time, since they may be long and calls are first."""
+        last: int | None = 0
+        while last is not None:
+            one = partial(checkpoints.reseal, sealer=self._sealer, after=last)
+            last = await self._write_apart(one)
 
     @property
     def keys_in_use(self) -> int:
@@ -372,6 +401,15 @@ class SqliteLedger(SqliteReads):
         return len(self._sealer.ids)
 
     # Within
+
+    async def _write_apart(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Between two batches. ``work`` leaves no transaction open."""
+        if self._thread is None:
+            raise LedgerError("the ledger is not open")
+        try:
+            return await self._thread.run(work)
+        except FAULTS as error:
+            raise explain(error) from error
 
     def _open_group(self) -> GroupCommit:
         if self._group is None:

@@ -37,7 +37,6 @@ from proxy.service.resolution import Resolution
 LIST_MAX: Final = 1_000  # rows of one page; the next begins with ``before``
 EVENTS_MAX: Final = 1_000
 log: Final = structlog.get_logger("onceproxy")
-_UNRESOLVED: Final = (State.UNKNOWN.value, State.IN_FLIGHT.value)
 _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 POLL_SECONDS: Final = 0.5  # how late a watcher may learn of an event
 
@@ -127,18 +126,6 @@ class OperationService:
             if not found:
                 yield None
                 await self._clock.sleep(POLL_SECONDS)
-
-    async def resume(self, run: str, *, new: bool = False) -> dict[str, Any]:
-        """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
-        it; ``new``: the name was made just now, so that no ledger but this one can know it."""
-        row = await self._ledger.begin_epoch(encode_part(run), new=new)
-        found = await self.operations(Query(run=row.run, limit=LIST_MAX))
-        return {
-            "run": row.run,
-            "epoch": row.epoch,
-            "operations": found,
-            "unresolved": [one for one in found if one["state"] in _UNRESOLVED],
-        }
 
     def ledger(self) -> dict[str, Any]:
         """Which life of the ledger this is, and of which time it may not know everything."""

@@ -20,7 +20,9 @@ from proxy.ledger.base import Change
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
 from proxy.rulefile.loader import load
+from proxy.service.checkpoints import CheckpointService
 from proxy.service.operations import OperationService
+from proxy.service.resume import Resumes
 from tests.fakes.clock import FakeClock
 
 OPERATOR, AGENT = "operator-token-of-ada", "agent-token"
@@ -152,6 +154,8 @@ async def scene(
     console = Console(operations=service, tokens=known, clock=clock, **services)
     control = Control(
         service=service,
+        checkpointing=CheckpointService(ledger),
+        resumes=Resumes(ledger, service.operations),
         metrics=Metrics(),
         tokens=known,
         not_ready=lambda: None,

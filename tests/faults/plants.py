@@ -10,7 +10,7 @@ from proxy import failpoints
 from proxy.core.decide import state as by_state
 from proxy.core.model import Answer, Answered, Body
 from proxy.engine import Engine
-from proxy.ledger import codec, schema
+from proxy.ledger import checkpoints, codec, schema
 from proxy.recovery import Recovery
 
 Patch = Callable[[Any, str, Any], None]
@@ -100,6 +100,23 @@ def swallowed_error(patch: Patch = setattr) -> None:
     patch(SqliteLedger, "commit", careless)
 
 
+def half_a_checkpoint(patch: Patch = setattr) -> None:
+    """The row of a checkpoint is durable before its content is."""
+    whole = checkpoints.insert
+
+    def apart(db: Any, saving: Any, *rest: Any, **more: Any) -> None:
+        whole(db, saving, *rest, **more)
+        where = "WHERE run = ? AND version = ?"
+        which = (saving.run, saving.saved.version)
+        row = db.execute(f"SELECT sealed FROM checkpoints {where}", which).fetchone()
+        db.execute(f"UPDATE checkpoints SET sealed = NULL {where}", which)
+        db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute(f"UPDATE checkpoints SET sealed = ? {where}", (*row, *which))
+
+    patch(checkpoints, "insert", apart)
+
+
 def cancelled(patch: Patch = setattr) -> None:
     """Not a bug, but what a failpoint that raises then does: the task is cancelled there."""
     patch(failpoints, "InjectedFault", asyncio.CancelledError)
@@ -135,6 +152,7 @@ PLANTS: dict[str, Callable[..., None]] = {
         no_flights,
         sync_normal,
         swallowed_error,
+        half_a_checkpoint,
         key_for_ever,
         cancelled,
     )

@@ -47,6 +47,10 @@ async def load(folder: Path, seed: int, calls: int) -> None:
             got = await door.call(f"{url}/{path}", body, reference)
             if got.status == 201:
                 mark(f"told {reference}")
+            if choice.random() < 0.5:
+                state = {"state": "x" * choice.choice([10, 20_000])}
+                _, saved = await door.ask("PUT", f"/v1/runs/{reference}/checkpoint", state)
+                mark(f"saved {reference} {saved['version']}")
             if choice.random() < 0.2:
                 await door.call(f"{url}/{path}", body, reference)
 

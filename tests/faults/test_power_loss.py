@@ -34,7 +34,7 @@ HEAD_AT = "SELECT head FROM events WHERE seq = ?"
 @dataclass
 class Tally:
     images: int = 0
-    lost: int = 0  # images without an event that had been acknowledged
+    lost: int = 0  # images without an event or a checkpoint that had been acknowledged
     unannounced: int = 0  # images without the intent of a call that had arrived at the API
     broken: int = 0  # images whose chain, rows or contents do not fit
     alarms: int = 0  # images that were taken for another ledger
@@ -65,7 +65,8 @@ async def judge(
         _lay_out(files, state)
         sent = {mark.removeprefix("sent ") for mark in marks if mark.startswith("sent ")}
         told = {mark.removeprefix("told ") for mark in marks if mark.startswith("told ")}
-        _look(state, sent, told, tally, where)
+        saved = {mark.removeprefix("saved ") for mark in marks if mark.startswith("saved ")}
+        _look(state, sent, told, saved, tally, where)
         if tally.images % OPENED_WHOLE == 0:
             await _open(state, sent, tally, where)
 
@@ -78,7 +79,9 @@ def _lay_out(files: dict[str, bytes], state: Path) -> None:
         (state / os.path.basename(path)).write_bytes(content)
 
 
-def _look(state: Path, sent: set[str], told: set[str], tally: Tally, where: str) -> None:
+def _look(
+    state: Path, sent: set[str], told: set[str], saved: set[str], tally: Tally, where: str
+) -> None:
     """Without the ledger's own code where its code could hide a fault."""
     file = state / "ledger.db"
     try:
@@ -91,6 +94,12 @@ def _look(state: Path, sent: set[str], told: set[str], tally: Tally, where: str)
                 for (run,) in db.execute(
                     "SELECT o.run FROM operations o JOIN contents c ON c.id = o.answer_id"
                     " WHERE o.state = 'succeeded' AND c.sealed IS NOT NULL"
+                )
+            }
+            there = {
+                f"{run} {version}"
+                for run, version in db.execute(
+                    "SELECT run, version FROM checkpoints WHERE sealed IS NOT NULL"
                 )
             }
             sealer = Sealer(load_keys(state / "ledger.key", create=False))
@@ -107,11 +116,13 @@ def _look(state: Path, sent: set[str], told: set[str], tally: Tally, where: str)
             )
             head.close()
     except (sqlite3.Error, LedgerError, OSError) as error:
-        if told or sent:
+        if told or sent or saved:
             tally.count("lost", f"{where}: {error}")
         return
     if told - done:
         tally.count("lost", f"{where}: {sorted(told - done)}")
+    if saved - there:
+        tally.count("lost", f"{where}: checkpoints {sorted(saved - there)}")
     if sent - known:
         tally.count("unannounced", f"{where}: {sorted(sent - known)}")
     if faults:

@@ -116,7 +116,7 @@ async def test_no_secret_reaches_ledger_log_metrics_errors_or_commands(tmp_path:
     assert canaries.leaks(files) == []
     reliability.figure(
         "S9",
-        "secrets in 20 places, calls of every end, two kills",
+        "secrets in 23 places, calls of every end, two kills",
         part="Security",
         error_bodies=len(errors),
         texts=len(shown),
@@ -189,8 +189,8 @@ def looked_at(proxy: Served, config: Path) -> list[str]:
     opener = build_opener(ProxyHandler({}))
     texts: list[str] = []
 
-    def get(path: str, token: str, data: bytes | None = None) -> str:
-        request = Request(f"http://{proxy.control}{path}", data)
+    def get(path: str, token: str, data: bytes | None = None, method: str | None = None) -> str:
+        request = Request(f"http://{proxy.control}{path}", data, method=method)
         request.add_header("Authorization", f"Bearer {token}")
         try:
             with opener.open(request, timeout=30) as answer:
@@ -220,6 +220,12 @@ def looked_at(proxy: Served, config: Path) -> list[str]:
             b"{" + wrong.encode(),
         ),
     ]
+    said = {"messages": [secret("message")], "state": {secret("member"): secret("state")}}
+    checkpoint, saved = "/v1/runs/run-0/checkpoint", json.dumps(said).encode()
+    put = [get(checkpoint, secret("agent"), data, "PUT") for data in (saved, saved[:-1], b"[1]")]
+    assert '{"version":' in put[0]
+    assert secret("state") in get(checkpoint, secret("agent"))
+    texts += [*put, get(f"{checkpoint}s", secret("agent")), get("/v1/events", secret("agent"))]
     arguments = ["--config", str(config), "--state-dir", str(proxy.state_dir)]
     for command in (["check"], ["ops", "--json"], ["show", keys[0], "--json"]):
         done = onceproxy(*command, *arguments)

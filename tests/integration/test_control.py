@@ -23,7 +23,9 @@ from proxy.errors import CODES, ServiceError
 from proxy.ledger.base import Change, Query
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
+from proxy.service.checkpoints import CheckpointService
 from proxy.service.operations import OperationService
+from proxy.service.resume import Resumes
 
 AGENT = {"Authorization": "Bearer agent-token"}
 OPERATOR = {"Authorization": "Bearer operator-token"}
@@ -37,6 +39,7 @@ class World:
 
     ledger: MemoryLedger
     control: Control
+    checkpointing: CheckpointService
     session: aiohttp.ClientSession
     url: str = ""
     settled: list[str] = field(default_factory=list)
@@ -90,16 +93,20 @@ async def world() -> AsyncIterator[World]:
     clock = SystemClock()
     ledger = MemoryLedger(clock)
     await ledger.open()
+    checkpointing = CheckpointService(ledger, size_max=100_000)
     async with aiohttp.ClientSession() as session:
         holder: list[World] = []
+        service = OperationService(
+            ledger=ledger,
+            clock=clock,
+            services=lambda: (),
+            settle=lambda key: holder[0].settle(key),
+            reload=lambda: holder[0].reload(),
+        )
         control = Control(
-            service=OperationService(
-                ledger=ledger,
-                clock=clock,
-                services=lambda: (),
-                settle=lambda key: holder[0].settle(key),
-                reload=lambda: holder[0].reload(),
-            ),
+            service=service,
+            checkpointing=checkpointing,
+            resumes=Resumes(ledger, service.operations),
             metrics=Metrics(),
             tokens=Tokens(
                 [
@@ -110,7 +117,7 @@ async def world() -> AsyncIterator[World]:
             not_ready=lambda: holder[0].not_ready,
             hosts=("onceproxy.internal",),
         )
-        made = World(ledger, control, session)
+        made = World(ledger, control, checkpointing, session)
         holder.append(made)
         made.url = f"http://{await control.start(Address('127.0.0.1', 0))}"
         yield made

@@ -368,11 +368,11 @@ async def test_a_migration_that_fails_leaves_the_ledger_as_it_was(
         keys = await fill(ledger)
     folder = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, folder)
-    (folder / "0002.sql").write_text("CREATE TABLE later (a); CREATE TABLE later (a);")
+    (folder / "0099.sql").write_text("CREATE TABLE later (a); CREATE TABLE later (a);")
     monkeypatch.setattr(schema, "MIGRATIONS", folder)
     with pytest.raises(LedgerError, match="later already exists"):
         await made(path).open()
-    (folder / "0002.sql").write_text("CREATE TABLE later (a);")
+    (folder / "0099.sql").write_text("CREATE TABLE later (a);")
     async with opened(path) as ledger:
         assert ledger.get(keys[0]) is not None
 

@@ -140,7 +140,9 @@ async def test_an_upgrade_that_is_killed_at_any_statement_is_finished_by_the_nex
                 0,
             )
     assert killed >= 12, "it was killed before each of its statements"
-    assert versions == {schema.migrations()[-1][0], 98}, "each step is there whole or not at all"
+    kept = int(KEPT[-1].name.removeprefix("schema-").partition(".")[0])
+    passed = {number for number, _ in schema.migrations() if number >= kept}
+    assert versions == passed | {98}, "each step is there whole or not at all"
     reliability.figure("R24", "SIGKILL before each statement of an upgrade", kills=killed, lost=0)
 
 

@@ -1,0 +1,83 @@
+"""The resume of a run: everything that an agent which starts again has to know, in one piece.
+
+"Since the checkpoint" are the operations that something happened to after it was saved: an attempt,
+an answer, a lookup, a person's word. The order of the ledger's history decides, not the clock. An
+operation that had its end before is in the checkpoint, or its caller had the answer in hand
+when it saved; an operation that is still unresolved is listed however old it is. What is left out
+is not lost: its call, made again, is answered from the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import orjson
+
+from proxy.core.identity import encode_part
+from proxy.core.operation import State
+from proxy.errors import ServiceError
+from proxy.ledger.base import Checkpoint, Damaged, Ledger, Query, RunRow
+from proxy.service.checkpoints import NO_RUN, damaged, described, shown
+
+LIST_MAX: Final = 1_000  # operations; ``more`` says that there are others
+_UNRESOLVED: Final = (State.UNKNOWN, State.IN_FLIGHT)
+
+
+class Resumes:
+    """``operations``: lists them as people may see them."""
+
+    def __init__(
+        self, ledger: Ledger, operations: Callable[[Query], Awaitable[list[dict[str, Any]]]]
+    ) -> None:
+        self._ledger = ledger
+        self._operations = operations
+
+    async def begin(self, run: str, *, new: bool = False, every: bool = False) -> dict[str, Any]:
+        """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
+        it; ``new``: the name was made just now, so that no ledger but this one can know it."""
+        name = encode_part(run)
+        checkpoint = await self._checkpoint(name)  # one that is damaged begins nothing
+        row = await self._ledger.begin_epoch(name, new=new)
+        return await self._bundle(row, checkpoint, every)
+
+    async def look(self, run: str, *, every: bool = False) -> dict[str, Any]:
+        """The same without beginning anything. Raises ServiceError."""
+        name = encode_part(run)
+        row = self._ledger.run(name)
+        if row is None:
+            raise ServiceError("not-found", NO_RUN)
+        return await self._bundle(row, await self._checkpoint(name), every)
+
+    async def _checkpoint(self, run: str) -> Checkpoint | None:
+        try:
+            return await self._ledger.checkpoint(run)
+        except Damaged as error:
+            raise damaged(error) from error
+
+    async def _bundle(
+        self, row: RunRow, checkpoint: Checkpoint | None, every: bool
+    ) -> dict[str, Any]:
+        after = checkpoint.after if checkpoint is not None and not every else None
+        most = LIST_MAX + 1
+        found = await self._operations(Query(run=row.run, limit=most, moved_after=after))
+        unresolved = await self._operations(Query(run=row.run, states=_UNRESOLVED, limit=most))
+        more = max(len(found), len(unresolved)) > LIST_MAX
+        del found[LIST_MAX:], unresolved[LIST_MAX:]
+        known = {one["key"] for one in found}
+        found += [one for one in unresolved if one["key"] not in known]
+        found.sort(key=lambda one: one["created_at"], reverse=True)
+        return {
+            "run": row.run,
+            "epoch": row.epoch,
+            "checkpoint": None if checkpoint is None else _told(checkpoint),
+            "operations": found,
+            "unresolved": unresolved,
+            "more": more,
+        }
+
+
+def _told(checkpoint: Checkpoint) -> object:
+    if checkpoint.content is None:
+        return described(checkpoint)
+    return orjson.Fragment(shown(checkpoint))
