@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from proxy import __version__, log
+from proxy.authority import Rights
 from proxy.callers import Callers
 from proxy.capacity import room_for
 from proxy.clock import Clock, SystemClock
@@ -28,6 +29,7 @@ from proxy.configload import Loaded
 from proxy.console.site import Console
 from proxy.control.api import Control
 from proxy.control.tokens import gather
+from proxy.core.authority import Lists
 from proxy.core.call import Policy
 from proxy.core.decide import Limits
 from proxy.core.matching import RuleSet
@@ -52,9 +54,12 @@ from proxy.net.upstream import Upstream
 from proxy.recovery import Recovery
 from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
+from proxy.service.approvals import ApprovalService
 from proxy.service.checkpoints import CheckpointService
 from proxy.service.operations import OperationService
 from proxy.service.resume import Resumes
+from proxy.service.runs import RunService
+from proxy.service.services import Services
 
 SEALED_AT_ONCE = 50  # bodies in one transaction: some milliseconds of the writing thread
 SEALING_PAUSE = 0.05  # seconds in between, for the calls
@@ -168,6 +173,7 @@ class App:
             clock=self._clock,
             metrics=metrics,
             settings=self._settings(ledger.digest_key),
+            rights=_rights(config),
             failpoints=failpoints,
         )
         self._engine = engine
@@ -182,21 +188,10 @@ class App:
         self._background(stack, "writing", lambda: self._keep_writing(ledger))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
-        operations = OperationService(
-            ledger=ledger,
-            clock=self._clock,
-            services=lambda: self._rules.services,
-            settle=recovery.settle,
-            reload=self.reload,
-            retention=retention,
-        )
-        console = Console(operations=operations, tokens=tokens, clock=self._clock)
+        services = self._services(ledger, engine, recovery)
+        console = Console(operations=services.operations, tokens=tokens, clock=self._clock)
         control = Control(
-            service=operations,
-            checkpointing=CheckpointService(
-                ledger, kept=config.runs.checkpoints_kept, size_max=config.limits.checkpoint
-            ),
-            resumes=Resumes(ledger, operations.operations),
+            services=services,
             metrics=metrics,
             tokens=tokens,
             not_ready=lambda: self._not_ready or ledger.trouble,
@@ -224,6 +219,34 @@ class App:
         _write_serving(config.serving_path, started)
         stack.callback(config.serving_path.unlink, missing_ok=True)
         return started
+
+    def _services(self, ledger: SqliteLedger, engine: Engine, recovery: Recovery) -> Services:
+        config, clock, authority = self._config, self._clock, engine.authority
+        operations = OperationService(
+            ledger=ledger,
+            clock=clock,
+            services=lambda: self._rules.services,
+            settle=recovery.settle,
+            reload=self.reload,
+            retention=_retention(config),
+        )
+        runs = RunService(ledger=ledger, clock=clock, authority=authority)
+        approvals = ApprovalService(
+            ledger=ledger,
+            clock=clock,
+            services=lambda: self._rules.services,
+            authority=authority,
+            approvals=engine.approvals,
+        )
+        return Services(
+            operations=operations,
+            runs=runs,
+            approvals=approvals,
+            checkpoints=CheckpointService(
+                ledger, kept=config.runs.checkpoints_kept, size_max=config.limits.checkpoint
+            ),
+            resumes=Resumes(ledger, clock, operations, runs, approvals),
+        )
 
     def _refresh_authorities(self) -> None:
         """The certificates follow the rules' hosts; a new CA of `ca rotate` comes into force."""
@@ -316,6 +339,7 @@ class App:
             kept_body=config.limits.kept_body,
             secrets=[secret.reveal().encode() for secret in config.identity.secret],
             secret_of=secret_of,
+            approval_wait=config.approval.wait,
         )
 
     def _front_door(
@@ -453,6 +477,15 @@ async def prune_alone(config: Config) -> Pruned:
         return await prune(ledger, _retention(config), clock)
     finally:
         await ledger.close()
+
+
+def _rights(config: Config) -> Rights:
+    return Rights(
+        lists=Lists(config.authority.allow, config.authority.deny),
+        budget=config.budget.amounts(),
+        tokens_required=config.identity.tokens == "required",
+        fence=config.runs.fence,
+    )
 
 
 def _retention(config: Config) -> Retention:

@@ -45,6 +45,7 @@ class Bound:
     stored: Request | None = None  # as sent, without credentials
     view: RequestView | None = None
     lookup: Lookup | None = None
+    token: str | None = None  # digest of the run token that the call carries
 
     @property
     def enforced(self) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import structlog
 
+from proxy.authority import token_digest
 from proxy.bound import Bound, Seen
 from proxy.core.call import (
-    UNRULED,
     Governable,
     Governed,
     Passing,
@@ -21,26 +21,24 @@ from proxy.core.call import (
     stricter,
     triage,
 )
-from proxy.core.decide import Answer, Refuse, bind, decide, notes_wording
+from proxy.core.decide import Answer, Decision, Refuse, bind, decide, notes_wording
 from proxy.core.fingerprint import DuplicateMember, canonical
-from proxy.core.identity import run_of
 from proxy.core.intent import placed
 from proxy.core.matching import BadPath
-from proxy.core.model import Answered, Denied, Identity, Lost, NotSent, Request
+from proxy.core.model import Answered, Identity, Lost, NotSent, Request
 from proxy.core.operation import ENDED, Operation, State
 from proxy.core.placement import CannotPlace
 from proxy.core.refusal import Refusal
-from proxy.core.rules import Endpoint
 from proxy.engine import Engine
 from proxy.flights import Flight
 from proxy.ledger.base import Damaged, LedgerError, Lookalike
 from proxy.net.exchange import Arrival, Incomplete, Meaning, Reply, TooLarge
+from proxy.passing import Passings, access_of
 from proxy.replies import Replies, nobody_asks, of_answer
 
 log = structlog.get_logger("onceproxy")
 
-FIELDS_MAX = 8  # enough to see what changed, short enough for a sentence
-RETRY_AFTER = 2  # seconds; a twin's answer is usually not far
+HOLD_MAX = 600.0  # seconds for which a call may wait for a person
 
 
 class Callers:
@@ -52,6 +50,8 @@ class Callers:
         self._metrics = engine.metrics
         self._settings = engine.settings
         self._replies = Replies(engine)
+        self._passing = Passings(engine, self._replies)
+        self._approvals = engine.approvals
 
     async def handle(self, arrival: Arrival) -> Reply:
         """Answer one intercepted call. Never raises."""
@@ -83,7 +83,7 @@ class Callers:
                 return None
             if operation.state not in ENDED or self._engine.flight(operation.base) is not None:
                 return None
-            bound = self._bind(call, operation)
+            bound = self._bind(call, operation, arrival)
             decision = self._at_rest(bound)
             if not isinstance(decision, Answer):
                 return None
@@ -125,13 +125,13 @@ class Callers:
             return self._replies.refuse(Refusal("bad-request", detail), None, request)
         endpoint = matched.endpoint if matched is not None else None
         if isinstance(kind, Passing):
-            return await self._pass(arrival, request, endpoint, kind, read)
+            return await self._passing.forward(arrival, request, endpoint, kind, read)
         call = kind if isinstance(kind, Refusal) else name(kind, request, matched, policy)
         if isinstance(call, Governed):
             return await self._govern(arrival, call)
         mode = stricter(policy.mode, endpoint.mode) if endpoint is not None else policy.mode
         if mode != "enforce" and read:
-            return await self._observe(arrival, request, endpoint, mode, call.code)
+            return await self._passing.observe(arrival, request, endpoint, mode, call.code)
         return self._replies.refuse(call, endpoint, request)
 
     def _fits(self, arrival: Arrival) -> bool:
@@ -144,6 +144,13 @@ class Callers:
     # -- a write with a name -----------------------------------------------------------------------
 
     async def _govern(self, arrival: Arrival, call: Governed) -> Reply:
+        if call.mode != "enforce":  # a mode changes what is recorded, not who may call what
+            access = access_of(arrival, call.request, call.endpoint)
+            standing = self._engine.authority.standing(access)
+            bar = standing.bar or standing.stop
+            if bar is not None:
+                refusal = Refusal(bar.code, bar.detail)
+                return self._replies.refuse(refusal, call.endpoint, call.request)
         newest, judged_otherwise = self._newest(call)
         if judged_otherwise:
             call, newest = await self._recognised(call, newest, judged_otherwise)
@@ -151,7 +158,7 @@ class Callers:
             seen = "duplicate" if newest is not None else "first"
             if call.mode == "pass" or newest is not None or self._engine.flight(call.base):
                 endpoint = call.endpoint if call.ruled else None
-                return await self._observe(arrival, call.request, endpoint, call.mode, seen)
+                return await self._passing.observe(arrival, call.request, endpoint, call.mode, seen)
             self._metrics.observed(seen)
         if isinstance(newest, Refusal):
             named = await self._replies.with_fields(call, newest)
@@ -161,7 +168,7 @@ class Callers:
             return self._replies.refuse(named, call.endpoint, call.request)
         if newest is None or _plain_repeat(call, newest):
             arrival.meaning = Meaning(call, self._engine.rules)  # it may come again
-        bound = self._bind(call, newest)
+        bound = self._bind(call, newest, arrival)
         if newest is not None and _worded_anew(call, newest):
             history = await self._ledger.history(newest.key)
             if any(notes_wording(entry.event, call.fingerprint) for entry in history):
@@ -170,19 +177,6 @@ class Callers:
         elif judged_otherwise:
             bound.seen = None
         return await self._end_of(bound)
-
-    async def _observe(
-        self,
-        arrival: Arrival,
-        request: Request,
-        endpoint: Endpoint | None,
-        mode: str,
-        seen: str,
-    ) -> Reply:
-        """Let a call pass that would have been recorded, answered or refused."""
-        self._metrics.observed(seen)
-        passing = Passing(f"mode {mode}", unprotected=True)
-        return await self._pass(arrival, request, endpoint, passing, True)
 
     async def _end_of(self, bound: Bound) -> Reply:
         """Wait for whoever drives the operation, or have it driven, and tell what it came to."""
@@ -214,7 +208,20 @@ class Callers:
             return self._replies.impatient(bound, flight.decision)
         if flight.error is not None:
             return self._broken(bound, flight.error, flight)
+        key = _held(flight.decision)
+        if key is not None and await self._decided(bound, key):
+            bound.seen = None
+            return await self._end_of(bound)  # a person has spoken
         return await self._own_end(bound, flight)
+
+    async def _decided(self, bound: Bound, key: str) -> bool:
+        """Whether a person decides while this call waits for it."""
+        assert bound.call is not None
+        hold = preference(bound.call.request)
+        if hold is None:
+            hold = self._settings.approval_wait
+        left = bound.arrived + min(hold, HOLD_MAX) - self._engine.clock.monotonic()
+        return left > 0 and await self._approvals.wait(bound.base, key, left)
 
     def _broken(self, bound: Bound, error: Exception, flight: Flight) -> Reply:
         """The ledger failed while an operation was settled: "nothing was sent" must not be said of
@@ -322,7 +329,7 @@ class Callers:
                 return replace(call, core_fingerprint=intent.core_fingerprint), operation
         return call, newest
 
-    def _bind(self, call: Governed, newest: Operation | None) -> Bound:
+    def _bind(self, call: Governed, newest: Operation | None, arrival: Arrival) -> Bound:
         version = bind(newest, call.fingerprint)
         before, body = 0, None
         if newest is not None and newest.version == version:
@@ -330,10 +337,10 @@ class Callers:
             if call.endpoint.signed != "none" or not newest.intent.body_kept:
                 with contextlib.suppress(CannotPlace):
                     body = placed(call.bare, call.endpoint, newest.intent).body.sha256
-        run = self._ledger.run(call.run)
+        token = token_digest(arrival.token) if arrival.token is not None else None
         ask = call.ask(
             version=version,
-            epoch=run.epoch if run is not None else 1,
+            epoch=self._engine.authority.epoch_of(self._ledger.run(call.run), token),
             arrived_at=self._engine.clock.time(),
             attempts_before=before,
             body_sha256=body,
@@ -341,9 +348,12 @@ class Callers:
         arrived = self._engine.clock.monotonic()
         if newest is None:
             base = self._engine.claimed(call) or call.base
-            return Bound(base, ask, call.endpoint, call, arrived, Seen(None))
-        seen = Seen(newest) if newest.version == version else Seen(None, newest)
-        return Bound(newest.base, ask, call.endpoint, call, arrived, seen)
+            bound = Bound(base, ask, call.endpoint, call, arrived, Seen(None))
+        else:
+            seen = Seen(newest) if newest.version == version else Seen(None, newest)
+            bound = Bound(newest.base, ask, call.endpoint, call, arrived, seen)
+        bound.token = token
+        return bound
 
     def _at_rest(self, bound: Bound) -> Answer | Refuse | None:
         """What a recorded end, or the attempt of the twin just waited for, decides for this
@@ -366,48 +376,24 @@ class Callers:
         )
         return decision if isinstance(decision, (Answer, Refuse)) else None
 
-    # -- calls that are not governed ---------------------------------------------------------------
 
-    async def _pass(
-        self,
-        arrival: Arrival,
-        request: Request,
-        endpoint: Endpoint | None,
-        passing: Passing,
-        read: bool,
-    ) -> Reply:
-        """Forward a call unrecorded and have its answer flow back."""
-        service = endpoint.service if endpoint is not None else UNRULED
-        label = endpoint.name if endpoint is not None else "content"
-        self._metrics.decided(service, label, "passed")
-        if passing.unprotected:
-            self._metrics.unprotected(passing.reason)
-        outbound = self._engine.outbound
-        if endpoint is not None:
-            request = outbound.authorised(request, endpoint, None)
-        has_body = not read and arrival.content_length != 0
-        opened = await outbound.send(
-            request,
-            stream=arrival.stream() if has_body else None,
-            length=arrival.content_length if has_body else None,
-            upgrade=arrival.upgrade,
-            run=run_of(arrival.identity),
-        )
-        match opened:
-            case Denied(reason):
-                return self._replies.refuse(Refusal("egress-denied", reason), None, request)
-            case NotSent(reason):
-                return self._replies.refuse(Refusal("upstream-not-reached", reason), None)
-            case Lost(reason):
-                return self._replies.refuse(Refusal("upstream-lost", reason), None)
-        return Reply(
-            opened.status,
-            opened.reason,
-            opened.headers,
-            opened.pipe or opened.chunks(),
-            length=opened.length,
-            delivered=lambda whole: None if whole else opened.close(),
-        )
+def _held(decision: Decision | None) -> str | None:
+    """The key of the operation that waits for a person."""
+    if isinstance(decision, Refuse) and decision.refusal.code == "approval-required":
+        return decision.refusal.operation
+    return None
+
+
+def preference(request: Request) -> float | None:
+    """Seconds of ``Prefer: wait=N`` (RFC 7240); None where it is not said, or not in a number."""
+    for field, value in request.headers:
+        if field.lower() == "prefer":
+            for part in value.split(","):
+                word, _, given = part.partition(";")[0].partition("=")
+                number = given.strip().strip('"')
+                if word.strip().lower() == "wait" and number.isascii() and number.isdigit():
+                    return float(number)
+    return None
 
 
 def _plain_repeat(call: Governed, newest: Operation | None) -> bool:

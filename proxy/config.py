@@ -16,7 +16,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from proxy import units
-from proxy.core import egress
+from proxy.core import authority, egress
+from proxy.core.runs import Unit
 from proxy.failpoints import Fault, parse_faults
 
 
@@ -98,6 +99,20 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000:
         raise ValueError("must be a whole number from 1 to 1000000")
     return value
+
+
+def _amount(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**12:
+        raise ValueError("must be a whole number, 0 or more")
+    return value
+
+
+def _authority_lines(value: object) -> tuple[authority.Line, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError('must be a list of lines such as {run: "*", service: stripe}')
+    return tuple(
+        item if isinstance(item, authority.Line) else authority.Line.parse(item) for item in value
+    )
 
 
 def _secret(value: object) -> Secret:
@@ -212,6 +227,7 @@ PositiveDuration = Annotated[float, _Reads(_positive_duration)]
 Retention = Annotated[float, _Reads(_retention)]
 Size = Annotated[int, _Reads(_size)]
 Count = Annotated[int, _Reads(_count)]
+Amount = Annotated[int, _Reads(_amount)]
 Hidden = Annotated[Secret, _Reads(_secret)]
 HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
 PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
@@ -220,6 +236,7 @@ ProxyUrl = Annotated[Secret, _Reads(_proxy_url)]
 LedgerUrl = Annotated[str, _Reads(_ledger_url)]
 AllowedLines = Annotated[tuple[egress.Line, ...], _Reads(egress.allowed_lines)]
 EgressLines = Annotated[tuple[egress.Line, ...], _Reads(egress.lines)]
+AuthorityLines = Annotated[tuple[authority.Line, ...], _Reads(_authority_lines)]
 HostPatterns = Annotated[tuple[str, ...], _Reads(_host_patterns)]
 ModelHosts = Annotated[tuple[str, ...], _Reads(_model_hosts)]
 Faults = Annotated[tuple[Fault, ...], _Reads(parse_faults)]
@@ -289,6 +306,7 @@ class TlsConfig:
 class IdentityConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     missing: Literal["refuse", "pass"] = "refuse"
+    tokens: Literal["optional", "required"] = "optional"  # of runs, in the password: STEP:TOKEN
     secret: HiddenList = ()  # the first makes new upstream keys, the others are for rotation
     secret_file: PathList = ()
 
@@ -305,6 +323,34 @@ class UpstreamConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetConfig:
+    """The limits of a run that sets none; None: no limit."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    turns: Amount | None = None
+    tokens: Amount | None = None
+    tool_calls: Amount | None = None
+    writes: Amount | None = None
+
+    def amounts(self) -> dict[str, int]:
+        stated = {unit.value: getattr(self, unit.value) for unit in Unit}
+        return {unit: limit for unit, limit in stated.items() if limit is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    wait: Duration = 0.0  # for which a call that needs an approval is held for it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityConfig:
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    allow: AuthorityLines = ()  # empty: everything that is not denied
+    deny: AuthorityLines = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EgressConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     allow: AllowedLines = ()  # loopback and private ones that may be called: host, address, net
@@ -314,6 +360,7 @@ class EgressConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    fence: bool = False  # writes of a start that a newer one has taken over from are refused
     checkpoints_kept: Count = 10  # versions of one run
     checkpoints_kept_for: Retention = 90 * 86_400.0  # not while the run has an open operation
 
@@ -363,8 +410,11 @@ class Config:
     identity: IdentityConfig = IdentityConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     patience: Duration = 20.0
-    egress: EgressConfig = EgressConfig()
     runs: RunsConfig = RunsConfig()
+    budget: BudgetConfig = BudgetConfig()
+    approval: ApprovalConfig = ApprovalConfig()
+    authority: AuthorityConfig = AuthorityConfig()
+    egress: EgressConfig = EgressConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
     faults: Faults = ()

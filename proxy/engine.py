@@ -21,9 +21,13 @@ from typing import Protocol
 
 import structlog
 
+from proxy.approvals import Approvals, NotAsApproved, allowed, must_be_approved
+from proxy.authority import Access, Authority, Rights
 from proxy.bound import Bound, Claimed, Seen, claims, now_of, stored_request
 from proxy.clock import Clock
 from proxy.core import jsonrpc, settle
+from proxy.core.approval import requested
+from proxy.core.authority import OPEN, Standing
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
 from proxy.core.credentials import MissingCredential
@@ -34,10 +38,13 @@ from proxy.core.decide import (
     Presume,
     Reconcile,
     Refuse,
+    RequestApproval,
     Snapshot,
     Watch,
     decide,
 )
+from proxy.core.decide.budget import WRITE
+from proxy.core.decide.drift import mismatch
 from proxy.core.decide.state import no_credential
 from proxy.core.intent import intend
 from proxy.core.kept import keep
@@ -54,9 +61,10 @@ from proxy.core.operation import (
     evolve_all,
 )
 from proxy.core.rules import Auth
+from proxy.core.views import RequestView
 from proxy.failpoints import OFF, Failpoints
 from proxy.flights import Claim, Flight, Sights
-from proxy.ledger.base import Change, Conflict, Ledger, LedgerError
+from proxy.ledger.base import Change, Conflict, Ledger, LedgerError, Refused
 from proxy.lending import Lending
 from proxy.lookups import Lookups
 from proxy.outbound import Outbound, Upstream
@@ -74,6 +82,7 @@ class Observer(Protocol):
     def reconciled(self, service: str, result: str) -> None: ...
     def unprotected(self, reason: str) -> None: ...
     def observed(self, decision: str) -> None: ...
+    def exhausted(self, unit: str) -> None: ...
     def upstream(self, service: str, seconds: float) -> None: ...
     def foreign(self, service: str) -> None: ...
 
@@ -89,6 +98,7 @@ class Settings:
     kept_body: int = 10_000_000
     secrets: Sequence[bytes] = ()
     secret_of: Callable[[Auth], str | None] = lambda auth: None
+    approval_wait: float = 0.0  # for which a call that needs an approval is held for it
 
 
 class Engine:
@@ -101,9 +111,12 @@ class Engine:
         clock: Clock,
         metrics: Observer,
         settings: Settings | None = None,
+        rights: Rights | None = None,
         failpoints: Failpoints = OFF,
     ) -> None:
         self.settings = settings or Settings()
+        self.authority = Authority(ledger, rights)
+        self.approvals = Approvals(ledger, clock)
         self.rules = rules
         self.ledger = ledger
         self.clock = clock
@@ -201,6 +214,8 @@ class Engine:
                         seen = Seen(await self._forward(flight, bound, snapshot, forward))
                     case Presume(since=since):
                         await self._presume(bound, snapshot, since)
+                    case RequestApproval(expired=expired):
+                        await self._request_approval(bound, snapshot, expired)
                     case Reconcile():
                         await self._lookups.reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):
@@ -210,9 +225,12 @@ class Engine:
                         return
                     case _:
                         return
-            except Conflict:
+            except (Conflict, Refused):
                 seen = None
                 continue
+            except NotAsApproved as error:
+                flight.decision = mismatch(error.operation, str(error))
+                return
             except MissingCredential:
                 assert operation is not None
                 flight.decision = no_credential(operation)
@@ -226,6 +244,7 @@ class Engine:
         self, flight: Flight, bound: Bound, snapshot: Snapshot, forward: Forward
     ) -> Operation:
         operation, request, new = await self._to_send(bound, snapshot)
+        must_be_approved(operation, request)
         if not new and flight.relay is not None and jsonrpc.speaks(bound.endpoint):
             flight.relay.close()  # its answer has the first caller's id: it is awaited and changed
         outgoing = self._lending.authorised(bound, request)
@@ -248,8 +267,20 @@ class Engine:
             # While it may have taken effect, and where only its wording differs, what was stored is
             # sent. Else nothing has come of the earlier request, and this one takes its place.
             same = call is not None and operation.intent.fingerprint == call.fingerprint
-            if operation.undecided or (operation.ever_left and not same):
+            if (
+                operation.undecided
+                or (operation.ever_left and not same)
+                or (allowed(operation) and (same or call is None))  # just what a person has seen
+            ):
                 return operation, await stored_request(self.ledger, bound, operation), False
+        operation, request, _ = self._anew(bound, snapshot)
+        if operation.approval is not None:
+            operation = changed(operation, approval=None)  # it was for another request
+        return operation, request, True
+
+    def _anew(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
+        """The operation with the request that its call makes now."""
+        operation, call = snapshot.operation, bound.call
         assert call is not None
         intended = intend(
             call,
@@ -290,12 +321,16 @@ class Engine:
         events: tuple[Event, ...] = (started,)
         if request is not None and operation.attempts and not operation.ever_left:
             events = (Event(Kind.DRIFTED, started.at, {"unsent": True}), started)
+        charge = None
+        if not operation.attempts:  # one version is one unit, however often it is sent
+            charge = self.authority.write if bound.enforced else self.authority.unasked
+            events = (*events, Event(Kind.BUDGET_CHARGED, started.at, _WRITE))
         kept = _as_kept(operation, request)
         try:
             after = await self.ledger.commit(
-                Change(evolve_all(operation, events), events, request=kept)
+                Change(evolve_all(operation, events), events, request=kept, charge=charge)
             )
-        except Conflict:
+        except (Conflict, Refused):
             raise
         except LedgerError:
             self._unsent.add((operation.key, forward.attempt))
@@ -323,8 +358,22 @@ class Engine:
         )
         after = evolve_all(operation, (event,))
         kept = _as_kept(operation, request) if new else None
-        after = await self.ledger.commit(Change(after, (event,), request=kept))
+        charge = None if operation.attempts else self.authority.write
+        after = await self.ledger.commit(Change(after, (event,), request=kept, charge=charge))
         self._sights.left(after.key, self._began)
+
+    async def _request_approval(self, bound: Bound, snapshot: Snapshot, expired: bool) -> None:
+        """Keep the call as it would be sent, for a person to decide on. Nothing is sent."""
+        operation, request, _ = self._anew(bound, snapshot)
+        now = now_of(self.clock, operation)
+        assert bound.call is not None
+        view = RequestView(request, bound.call.params)
+        events = requested(operation, bound.endpoint, request, view, now, expired=expired)
+        after = await self.ledger.commit(
+            Change(evolve_all(operation, events), events, request=_as_kept(operation, request))
+        )
+        log.warning("waits for an approval", operation=after.key, endpoint=bound.endpoint.title)
+        self.approvals.asked(after)
 
     async def _attempt(
         self, flight: Flight, bound: Bound, operation: Operation, outgoing: Request
@@ -338,6 +387,7 @@ class Engine:
                 run=operation.run,
                 fresh=bare and not operation.intent.idempotent,
                 operation_key=operation.key,
+                gate=lambda: self.authority.objection(self._access(bound), operation),
                 relay=flight.relay,
             )
         finally:
@@ -430,8 +480,17 @@ class Engine:
         wall = self.clock.time()
         now = wall if operation is None else max(wall, operation.updated_at)
         doubt = self._doubt(bound, operation)
+        standing = self._standing(bound, operation)
         if operation is None or operation.state is not State.UNKNOWN:
-            return Snapshot(now, wall, operation, seen.previous, seen.overtaken, doubt=doubt)
+            return Snapshot(
+                now,
+                wall,
+                operation,
+                seen.previous,
+                seen.overtaken,
+                standing=standing,
+                doubt=doubt,
+            )
         rewritten = operation.intent.idempotent and self.ledger.written_since(
             (operation.method, operation.url), operation.created_at, operation.key
         )
@@ -452,6 +511,27 @@ class Engine:
             watch,
             bound.lookup is not None,
             rewritten,
+            standing,
+        )
+
+    def _standing(self, bound: Bound, operation: Operation | None) -> Standing:
+        if not bound.enforced:
+            return OPEN  # what may not go out in any mode was refused when the call came
+        charge = self.authority.write if operation is None or not operation.attempts else None
+        return self.authority.standing(self._access(bound), charge)
+
+    def _access(self, bound: Bound) -> Access:
+        """Who would have it sent: the run of the call, which a business key may have led to the
+        operation of another one; without a call the run that began it."""
+        endpoint, call = bound.endpoint, bound.call
+        return Access(
+            call.run if call is not None else bound.base.partition("/")[0],
+            endpoint.service,
+            endpoint.name,
+            call.request.method if call is not None else "",
+            bound.token,
+            bound.ask.epoch if call is not None else None,
+            believed=call is None,
         )
 
     def _doubt(self, bound: Bound, operation: Operation | None) -> float | None:
@@ -460,7 +540,7 @@ class Engine:
         gap = self.ledger.gap
         if gap is None or bound.call is None or not bound.enforced:
             return None
-        if operation is not None and operation.updated_at > gap.until:
+        if operation is not None and operation.attempts and operation.updated_at > gap.until:
             return None
         run = self.ledger.run(bound.base.partition("/")[0])
         if run is not None and run.generation == self.ledger.generation:
@@ -523,6 +603,9 @@ class Engine:
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
+
+
+_WRITE = {"amounts": dict(WRITE)}
 
 
 def _as_kept(operation: Operation, request: Request | None) -> Request | None:

@@ -162,6 +162,12 @@ class Metrics:
             ["reason"],
             registry=r,
         )
+        self._budget_refusals = Counter(
+            "onceproxy_budget_refusals",
+            "Calls refused because a budget of their run was used up",
+            ["kind"],
+            registry=r,
+        )
         self._observed = Counter(
             "onceproxy_observed",
             "What would have been decided for calls in observe mode",
@@ -267,6 +273,9 @@ class Metrics:
     def unprotected(self, reason: str) -> None:
         """no_identity | pass | tunnel | observe ..."""
         self._unprotected.labels(reason).inc()
+
+    def exhausted(self, unit: str) -> None:
+        self._budget_refusals.labels(unit).inc()
 
     def observed(self, decision: str) -> None:
         self._observed.labels(decision).inc()

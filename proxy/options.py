@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy import units
 from proxy.config import Address, Config, Duration, PositiveDuration, Retention, Secret, Size
+from proxy.core.authority import Line as AuthorityLine
 from proxy.core.egress import Line
 from proxy.failpoints import Fault
 
@@ -73,7 +74,7 @@ def _plain(value: Any, hint: Any) -> Any:
         return units.show_duration(value)
     if hint == Size:
         return units.show_size(value)
-    if isinstance(value, Line):
+    if isinstance(value, (Line, AuthorityLine)):
         return value.plain()
     if isinstance(value, Fault):
         return dataclasses.asdict(value)

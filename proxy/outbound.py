@@ -46,7 +46,8 @@ class Opened(Protocol):
 
 
 class Upstream(Protocol):
-    """The way out. ``on_sent`` is called when the first byte was handed to the transport."""
+    """The way out. ``on_sent`` is called when the first byte was handed to the transport; ``gate``
+    directly before, and what it returns is why the byte must not leave."""
 
     async def open(
         self,
@@ -58,6 +59,7 @@ class Upstream(Protocol):
         timeout: float | None = None,
         upgrade: str = "",
         on_sent: Callable[[], Any] | None = None,
+        gate: Callable[[], str | None] | None = None,
         run: str = "",
     ) -> NotSent | Lost | Opened: ...
 
@@ -88,6 +90,7 @@ class Outbound:
         fresh: bool = False,
         upgrade: str = "",
         operation_key: str = "",
+        gate: Callable[[], str | None] | None = None,
         run: str = "",
     ) -> NotSent | Lost | Opened:
         """One request on the wire, on behalf of ``run``. ``operation_key`` names the operation for
@@ -102,6 +105,7 @@ class Outbound:
             timeout=self._send_timeout,
             upgrade=upgrade,
             on_sent=left.set if left is not None else None,
+            gate=gate,
             run=run,
         )
         if left is None:
@@ -109,10 +113,19 @@ class Outbound:
         return await self._failpoints.during(opening, left, operation_key)
 
     async def attempt(
-        self, request: Request, *, run: str, fresh: bool, operation_key: str, relay: Relay | None
+        self,
+        request: Request,
+        *,
+        run: str,
+        fresh: bool,
+        operation_key: str,
+        gate: Callable[[], str | None] | None = None,
+        relay: Relay | None,
     ) -> SendResult:
         """Send and collect the whole answer; a caller behind ``relay`` may have a long one flow."""
-        opened = await self.send(request, fresh=fresh, operation_key=operation_key, run=run)
+        opened = await self.send(
+            request, fresh=fresh, operation_key=operation_key, gate=gate, run=run
+        )
         if isinstance(opened, (NotSent, Lost)):
             return opened
         body, complete = await self._collect(opened, relay)

@@ -56,11 +56,21 @@ class Replies:
                 if answer is None or answer.body is None:
                     answer = await self._recorded(decision.operation)
                 return self.give(bound, decision, answer, how)
-            case Refuse(refusal=refusal):
+            case Refuse(refusal=refusal, short=short):
+                if short is not None:
+                    self._metrics.exhausted(short.unit)
+                self._note(decision)
                 named = await self.with_fields(bound.call, refusal)
                 return self.refuse(named, bound.endpoint, _request_of(bound))
             case _:
                 return self.impatient(bound, decision)
+
+    def _note(self, decision: Refuse) -> None:
+        key = decision.refusal.operation
+        operation = self._ledger.get(key) if decision.notes and key is not None else None
+        for event in decision.notes if operation is not None else ():
+            assert operation is not None
+            self._ledger.note(operation, event)
 
     async def _recorded(self, operation: Operation) -> HttpAnswer:
         answer = await self._ledger.answer_of(operation.key)
@@ -190,7 +200,8 @@ class Replies:
             with contextlib.suppress(Damaged):
                 operation = self._ledger.get(refusal.operation)
                 attempts = len(operation.attempts) if operation is not None else 0
-        return problem(refusal, attempts=attempts)
+        held = refusal.code == "approval-required"
+        return problem(refusal, attempts=attempts, outcome="held" if held else "refused")
 
     def _decided(self, endpoint: Endpoint, outcome: str, operation: Operation, reason: str) -> None:
         self._metrics.decided(endpoint.service, endpoint.name, outcome)

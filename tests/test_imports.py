@@ -20,7 +20,19 @@ LOADING = BASE | {"config", "configload", "options", "strictyaml", "rulefile"}
 FACES = frozenset(
     {"ledger.base", "net.egress", "net.exchange", "net.listener", "net.problem", "metrics", "log"}
 )
-HELPERS = frozenset({"bound", "flights", "lending", "lookups", "outbound", "relay", "replies"})
+HELPERS = frozenset(
+    {
+        "approvals",
+        "authority",
+        "bound",
+        "flights",
+        "lending",
+        "lookups",
+        "outbound",
+        "relay",
+        "replies",
+    }
+)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
     "capacity": frozenset(),
@@ -39,6 +51,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ledger": BASE,
     "net": BASE | {"config"},
     "flights": BASE | {"relay"},
+    "authority": BASE | FACES,
+    "approvals": BASE | FACES,
     "bound": BASE | FACES | {"flights"},
     "lending": BASE | FACES | {"bound", "outbound"},
     "lookups": BASE | FACES | {"bound", "flights", "lending", "outbound"},
@@ -46,7 +60,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "relay": BASE | FACES,
     "outbound": BASE | FACES | {"relay"},
     "engine": BASE | FACES | HELPERS,
-    "callers": BASE | FACES | HELPERS | {"engine", "replies"},
+    "passing": BASE | FACES | HELPERS | {"engine", "replies"},
+    "callers": BASE | FACES | HELPERS | {"engine", "passing", "replies"},
     "retention": BASE | FACES,
     "recovery": BASE | FACES | HELPERS | {"engine"},
     "service": BASE | FACES | HELPERS | {"engine", "recovery", "retention"},

@@ -9,14 +9,12 @@ from importlib.resources import files
 from aiohttp import web
 
 from proxy.config import Address
-from proxy.control import checkpoints, events, ledger, operations, probes, rules, runs
-from proxy.control.http import Route, guarded, host_middleware, problems_middleware
+from proxy.control import approvals, checkpoints, events, ledger, operations, probes, rules, runs
+from proxy.control.http import Route, RunTokens, guarded, host_middleware, problems_middleware
 from proxy.control.tokens import Holder, Tokens
 from proxy.metrics import Metrics
 from proxy.net.listener import Listener, Room, bind
-from proxy.service.checkpoints import CheckpointService
-from proxy.service.operations import OperationService
-from proxy.service.resume import Resumes
+from proxy.service.services import Services
 
 SPARE_BYTES = 64_000  # of a resolving body, beside the answer it carries
 CONNECTIONS = 64  # of people, dashboards and probes; callers have their own
@@ -34,9 +32,7 @@ class Control:
     def __init__(
         self,
         *,
-        service: OperationService,
-        checkpointing: CheckpointService,
-        resumes: Resumes,
+        services: Services,
         metrics: Metrics,
         tokens: Tokens,
         not_ready: Callable[[], str | None],
@@ -49,22 +45,23 @@ class Control:
         self.routes: list[Route] = [
             *monitoring,
             Route("GET", "/openapi.json", None, _openapi),
-            *operations.routes(service),
-            *events.routes(service, self._closing),
-            *rules.routes(service),
-            *runs.routes(resumes),
-            *checkpoints.routes(checkpointing),
-            *ledger.routes(service),
+            *operations.routes(services.operations),
+            *events.routes(services.operations, self._closing),
+            *rules.routes(services.operations),
+            *runs.routes(services.resumes, services.runs),
+            *checkpoints.routes(services.checkpoints),
+            *approvals.routes(services.approvals),
+            *ledger.routes(services.operations),
         ]
         self.application = web.Application(
             middlewares=[problems_middleware, host_middleware(hosts)],
-            client_max_size=max(body_max, checkpointing.size_max) + SPARE_BYTES,
+            client_max_size=max(body_max, services.checkpoints.size_max) + SPARE_BYTES,
         )
-        _add(self.application, self.routes, tokens)
+        _add(self.application, self.routes, tokens, services.runs)
         if pages is not None:
             pages(self.application)
         self._probe = web.Application(middlewares=[problems_middleware])
-        _add(self._probe, monitoring, tokens)
+        _add(self._probe, monitoring, tokens, services.runs)
         self._runners: list[web.AppRunner] = []
         self.ports: list[int] = []  # that it listens on
         self.probe: Address | None = None  # where, once it does
@@ -102,9 +99,11 @@ class Control:
         return Address(address.host, opened[0].port)
 
 
-def _add(application: web.Application, routes: Sequence[Route], tokens: Tokens) -> None:
+def _add(
+    application: web.Application, routes: Sequence[Route], tokens: Tokens, runs: RunTokens
+) -> None:
     for route in routes:
-        application.router.add_route(route.method, route.path, guarded(route, tokens))
+        application.router.add_route(route.method, route.path, guarded(route, tokens, runs))
 
 
 async def _openapi(_request: web.Request, _: Holder) -> web.Response:

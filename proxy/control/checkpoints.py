@@ -56,9 +56,9 @@ def routes(service: CheckpointService) -> list[Route]:
         return answer({"checkpoints": await service.listed(run_in_path(request))})
 
     return [
-        Route("PUT", PATH, Role.AGENT, put),
-        Route("GET", PATH, Role.AGENT, get),
-        Route("GET", PATH + "s", Role.AGENT, listed),
+        Route("PUT", PATH, Role.RUN, put),
+        Route("GET", PATH, Role.RUN, get),
+        Route("GET", PATH + "s", Role.RUN, listed),
     ]
 
 

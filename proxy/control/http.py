@@ -8,9 +8,10 @@ foreign name learns nothing, not even that its token is wrong.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import orjson
@@ -42,12 +43,22 @@ log = structlog.get_logger(component="control")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``role`` None: needs no token."""
+    """``role``: the least that may use it; None: needs no token. One with ``{run}`` in its path
+    that a run may use is for the run's own token, for operators, and, as long as the run has no
+    token, for agents. ``guards``: it is about a run that its body names."""
 
     method: str
     path: str
     role: Role | None
     handler: Handler
+    guards: bool = False
+
+
+class RunTokens(Protocol):
+    """What is known of the tokens of runs; a run as the agent names it."""
+
+    def holds(self, name: str, token: str) -> bool: ...
+    def guarded(self, name: str) -> bool: ...
 
 
 def answer(data: object, status: int = 200) -> web.Response:
@@ -92,6 +103,18 @@ async def json_body(request: web.Request) -> Any:
         raise ServiceError("bad-request", f"The body is not JSON: {error}") from error
 
 
+def moment(request: web.Request, name: str) -> float | None:
+    """A query parameter in seconds since the epoch. Raises ServiceError."""
+    text = request.query.get(name, "")
+    try:
+        found = float(text) if text else None
+    except ValueError:
+        found = math.nan
+    if found is not None and not math.isfinite(found):
+        raise ServiceError("bad-request", f"{name} must be seconds since the epoch.")
+    return found
+
+
 def whole_number(request: web.Request, name: str, default: int, most: int | None = None) -> int:
     """A query parameter that counts. Raises ServiceError."""
     text = request.query.get(name, "")
@@ -122,23 +145,36 @@ def run_in_path(request: web.Request) -> str:
     return run
 
 
-def guarded(route: Route, tokens: Tokens) -> Open:
+def guarded(route: Route, tokens: Tokens, runs: RunTokens) -> Open:
     """The handler behind its check of token and role."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if route.role is None:
             return await route.handler(request, _ANYBODY)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        holder = tokens.holder(token.strip()) if scheme.lower() == "bearer" else None
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        run = request.match_info.get("run") if route.role is Role.RUN else None
+        holder = tokens.holder(token) if token else None
+        if holder is None and run is not None and token and runs.holds(run, token):
+            holder = Holder(f"run {run}"[:200], Role.RUN, run)
         if holder is None:
             return problem(
                 "unauthorized",
-                "Send Authorization: Bearer with a token of state_dir/tokens.json.",
+                "Send Authorization: Bearer with a token of state_dir/tokens.json"
+                + (", or the run's own." if route.role is Role.RUN else "."),
             )
         if holder.role < route.role:
             return problem(
                 "forbidden",
                 f"The token {holder.name} is for reading; this needs an operator's.",
+            )
+        if route.guards and holder.role is Role.AGENT:
+            body = await json_body(request)
+            run = body.get("run") if isinstance(body, dict) else None
+        if holder.role is Role.AGENT and isinstance(run, str) and runs.guarded(run):
+            return problem(
+                "forbidden",
+                "This run has a token of its own: use that, or an operator's.",
             )
         return await route.handler(request, holder)
 

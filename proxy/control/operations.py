@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from proxy.control.http import Route, answer, json_body, whole_number
+from proxy.control.http import Route, answer, json_body, moment, whole_number
 from proxy.control.tokens import Holder, Role
 from proxy.core.operation import State
 from proxy.errors import ServiceError
@@ -56,18 +56,13 @@ def _key(request: web.Request, suffix: str = "") -> str:
 
 
 def _query(request: web.Request) -> Query:
-    before = request.query.get("before", "")
-    try:
-        moment = float(before) if before else None
-    except ValueError:
-        raise ServiceError("bad-request", "before must be seconds since the epoch.") from None
     return Query(
         run=request.query.get("run") or None,
         step=request.query.get("step") or None,
         states=_states(request),
         service=request.query.get("service") or None,
         limit=max(1, whole_number(request, "limit", 100, LIST_MAX)),
-        before=moment,
+        before=moment(request, "before"),
     )
 
 

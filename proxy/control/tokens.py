@@ -1,7 +1,8 @@
-"""Who may use the control API: bearer tokens with a name and one of two roles.
+"""Who may use the control API: bearer tokens with a name and a role.
 
-An *agent* may read. An *operator* may also resolve, reconcile and reload. The agent process is
-assumed to be able to read everything it is given, so the two never share a token.
+A *run*, by its own token, sees and changes that run alone. An *agent* may read everything, and act
+for runs that have no token. An *operator* may also decide. The agent process is assumed to be able
+to read everything it is given, so the two never share a token.
 """
 
 from __future__ import annotations
@@ -24,8 +25,13 @@ STRONG = 32  # characters of one that may stand between the network and the cont
 class Role(enum.IntEnum):
     """Each role may do what the lower one may."""
 
+    RUN = 0
     AGENT = 1
     OPERATOR = 2
+
+
+STANDING = (Role.AGENT, Role.OPERATOR)
+"""Roles whose tokens are made at the first start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class Holder:
 
     name: str
     role: Role
+    run: str | None = None  # of a run's token: as the agent names it
 
 
 class TokensUnusable(Exception):
@@ -88,7 +95,7 @@ def read_or_make(file: Path) -> dict[str, str]:
         return read(file)
     except FileNotFoundError:
         pass
-    made = {role.name.lower(): secrets.token_urlsafe(TOKEN_BYTES) for role in Role}
+    made = {role.name.lower(): secrets.token_urlsafe(TOKEN_BYTES) for role in STANDING}
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
@@ -112,7 +119,7 @@ def read(file: Path) -> dict[str, str]:
         held = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise TokensUnusable(f"{file} is not JSON: {advice}") from error
-    wanted = [role.name.lower() for role in Role]
+    wanted = [role.name.lower() for role in STANDING]
     if not isinstance(held, dict) or not all(
         isinstance(held.get(name), str) and held[name] for name in wanted
     ):

@@ -20,8 +20,9 @@ from proxy.core.model import Headers, Identity
 RUN_HEADER: Final = "x-run-id"
 STEP_HEADER: Final = "x-step-id"
 OPERATION_HEADER: Final = "x-operation-id"
+TOKEN_HEADER: Final = "x-run-token"
 
-IDENTITY_HEADERS: Final = frozenset({RUN_HEADER, STEP_HEADER, OPERATION_HEADER})
+IDENTITY_HEADERS: Final = frozenset({RUN_HEADER, STEP_HEADER, OPERATION_HEADER, TOKEN_HEADER})
 """Lower-case names of the fields that are not sent upstream (baggage: see ``strip_baggage``)."""
 
 RUN_MEMBER: Final = "run.id"
@@ -30,6 +31,9 @@ STEP_MEMBER: Final = "step.id"
 NOT_NAMED: Final = frozenset({"", "-"})  # `http://RUN:-@...`: the place is there, the name is not
 # What axios before 1.0 sends for `http://RUN@...`; as a step it would join all calls into one.
 NO_PASSWORD: Final = "undefined"
+TOKEN_PREFIX: Final = "once_"
+"""Of every run token. It tells a token from a step, so that one is understood wherever it comes."""
+_TOKEN: Final = re.compile(rf"(?s:(.*)(?::|%3[Aa]))?({TOKEN_PREFIX}[A-Za-z0-9_-]{{20,200}})")
 DERIVED_STEP: Final = "~"  # `--step auto`: the step is derived from the canonical body
 
 PART_LIMIT: Final = (
@@ -60,7 +64,8 @@ class Sources:
 
     ``credential``: user and password of the proxy's Basic credential, split at the first colon.
     ``path``: RUN and STEP of a gateway path ``/as/RUN/STEP/via/...``. ``baggage``: all its fields,
-    joined with commas. ``tokens``: run tokens are in use, so that a password is ``STEP:TOKEN``.
+    joined with commas. A run token comes in its own field, or behind a step and a colon: in the
+    password, or in the path.
     """
 
     credential: tuple[str, str] | None = None
@@ -69,7 +74,7 @@ class Sources:
     operation_id: str | None = None
     baggage: str | None = None
     path: tuple[str, str] | None = None
-    tokens: bool = False
+    token_field: str | None = None
 
     @classmethod
     def of(
@@ -78,7 +83,6 @@ class Sources:
         *,
         credential: tuple[str, str] | None = None,
         path: tuple[str, str] | None = None,
-        tokens: bool = False,
     ) -> Sources:
         """The sources in these header fields. Raises BadIdentity if a field comes twice with
         different values."""
@@ -89,25 +93,43 @@ class Sources:
             operation_id=_single(headers, OPERATION_HEADER),
             baggage=",".join(v for k, v in headers if k.lower() == "baggage") or None,
             path=path,
-            tokens=tokens,
+            token_field=_single(headers, TOKEN_HEADER),
         )
 
     @property
     def password_step(self) -> str | None:
         """The step in the credential's password."""
-        if self.credential is None:
+        if self.credential is None or self.credential[1] == NO_PASSWORD:
             return None
-        password = self.credential[1]
-        if password == NO_PASSWORD:
-            return None
-        return password.partition(":")[0] if self.tokens else password
+        return _apart(self.credential[1])[0]
+
+    @property
+    def path_step(self) -> str | None:
+        return _apart(self.path[1])[0] if self.path is not None else None
 
     @property
     def token(self) -> str | None:
-        """The run token in the credential's password, percent-decoded; None if there is none."""
-        if self.credential is None or not self.tokens:
-            return None
-        return _decode(self.credential[1].partition(":")[2], "the run token")
+        """The run token; None if there is none. Raises BadIdentity where there are two."""
+        found = {
+            token
+            for token in (
+                self.token_field,
+                _apart(self.credential[1])[1] if self.credential is not None else None,
+                _apart(self.path[1])[1] if self.path is not None else None,
+            )
+            if token
+        }
+        if len(found) > 1:
+            raise BadIdentity("this call has two run tokens: send one")
+        return found.pop() if found else None
+
+
+def _apart(text: str) -> tuple[str | None, str | None]:
+    """Step and token of ``STEP:TOKEN``; either may be missing."""
+    if TOKEN_PREFIX not in text:
+        return text, None
+    found = _TOKEN.fullmatch(text)
+    return (found[1], found[2]) if found else (text, None)
 
 
 def identify(sources: Sources) -> Identity:
@@ -124,7 +146,7 @@ def identify(sources: Sources) -> Identity:
         step=_first(
             ("the step in X-Step-Id", sources.step),
             ("the step in baggage", members.get(STEP_MEMBER)),
-            ("the step in the path", sources.path[1] if sources.path else None),
+            ("the step in the path", sources.path_step),
             ("the step in the proxy credential", sources.password_step),
         ),
         operation_id=_first(("the operation id in X-Operation-Id", sources.operation_id)),

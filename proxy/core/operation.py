@@ -45,6 +45,10 @@ class Kind(enum.StrEnum):
     EFFECT_AMBIGUOUS = "EffectAmbiguous"
     LOOKUP_INCONCLUSIVE = "LookupInconclusive"
     APPROVAL_REQUESTED = "ApprovalRequested"
+    APPROVAL_GRANTED = "ApprovalGranted"
+    APPROVAL_DENIED = "ApprovalDenied"
+    APPROVAL_EXPIRED = "ApprovalExpired"
+    APPROVAL_REVOKED = "ApprovalRevoked"
     OPERATOR_RESOLVED = "OperatorResolved"
     # Facts worth keeping that move nothing:
     ANSWER_DELIVERED = "AnswerDelivered"
@@ -58,6 +62,17 @@ class Kind(enum.StrEnum):
     SHARED_EFFECT = "SharedEffect"
     OBSERVED = "Observed"
     BODIES_PRUNED = "BodiesPruned"
+    BUDGET_CHARGED = "BudgetCharged"
+    # Of a run, and of no operation:
+    RUN_BEGAN = "RunBegan"
+    EPOCH_BEGAN = "EpochBegan"
+    TOKEN_ISSUED = "TokenIssued"
+    TOKEN_REVOKED = "TokenRevoked"
+    BUDGET_SET = "BudgetSet"
+    BUDGET_SETTLED = "BudgetSettled"
+    RUN_REVOKED = "RunRevoked"
+    RUN_RESTORED = "RunRestored"
+    RUN_CLOSED = "RunClosed"
     # The end of a row: after it the key is as one that was never used.
     KEY_FORGOTTEN = "KeyForgotten"
 
@@ -159,6 +174,42 @@ class Outcome:
     abandoned: bool = False
 
 
+class Consent(enum.StrEnum):
+    """What has become of an approval."""
+
+    WAITING = "waiting"
+    GRANTED = "granted"
+    CONSUMED = "consumed"  # an attempt has begun with it; later ones of the operation need it too
+    DENIED = "denied"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+@frozen
+class Approval:
+    """A person's word on exactly this operation: its key with version, its account, the request as
+    it was stored (``digest``), and the rule as it was then (``rule_digest``)."""
+
+    id: str
+    digest: str
+    rule_digest: str
+    requested_at: float
+    expires_at: float
+    state: Consent = Consent.WAITING
+    summary: str = ""
+    by: str | None = None  # who decided last
+    note: str = ""
+    decided_at: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.state in (Consent.GRANTED, Consent.CONSUMED)
+
+    def holds(self, now: float, rule_digest: str) -> bool:
+        """Whether a send may lean on it."""
+        return self.given and now < self.expires_at and self.rule_digest == rule_digest
+
+
 @dataclass(frozen=True)  # without slots, so that ``changed`` can copy it in one go
 class Operation:
     run: str
@@ -178,6 +229,7 @@ class Operation:
     outcome: Outcome | None = None
     delivered_epoch: int | None = None  # newest epoch in which a caller got the answer
     caller_key: str | None = None  # keyed digest of a business key the caller sent
+    approval: Approval | None = None
     revision: int = 0  # of the stored row; 0 = not stored yet
     # Asked for some fifteen times per call, so they are made once; ``changed`` carries them.
     base: str = field(init=False, repr=False, compare=False)
@@ -237,6 +289,10 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.NOT_APPLIED, K.ATTEMPT_PRESUMED): frozenset({S.UNKNOWN}),
     (None, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
     (S.AWAITING_APPROVAL, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
+    (S.AWAITING_APPROVAL, K.ATTEMPT_PRESUMED): frozenset({S.UNKNOWN}),
+    (S.AWAITING_APPROVAL, K.APPROVAL_GRANTED): frozenset({S.AWAITING_APPROVAL}),
+    (S.AWAITING_APPROVAL, K.APPROVAL_DENIED): frozenset({S.NOT_APPLIED}),
+    (S.AWAITING_APPROVAL, K.APPROVAL_EXPIRED): frozenset({S.NOT_APPLIED}),
     (S.NOT_APPLIED, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
     (S.NOT_APPLIED, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
     (S.UNKNOWN, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
@@ -258,6 +314,14 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.FAILED, K.EFFECT_FOUND): frozenset({S.SUCCEEDED}),
 }
 
+TRANSITIONS |= {
+    # An approval is revoked whatever has become of the operation: what stops is sending.
+    (state, K.APPROVAL_REVOKED): frozenset(
+        {S.NOT_APPLIED} if state is S.AWAITING_APPROVAL else {state}
+    )
+    for state in State
+}
+
 NOTES = frozenset(
     {
         K.ANSWER_DELIVERED,
@@ -271,6 +335,7 @@ NOTES = frozenset(
         K.SHARED_EFFECT,
         K.OBSERVED,
         K.BODIES_PRUNED,
+        K.BUDGET_CHARGED,
     }
 )
 """Events that may follow any state and leave it."""
@@ -364,6 +429,9 @@ def _started(operation: Operation, event: Event) -> Operation:
         keyed=bool(event.data.get("keyed", False)),
         credential=event.data.get("credential"),
     )
+    approval = operation.approval
+    if approval is not None and approval.state is Consent.GRANTED:
+        operation = changed(operation, approval=replace(approval, state=Consent.CONSUMED))
     return _fold(operation, (*operation.attempts, attempt), event)
 
 
@@ -467,8 +535,43 @@ def _blocked(operation: Operation, event: Event, blocked_by: str) -> Operation:
 
 
 def _approval_requested(operation: Operation, event: Event) -> Operation:
+    data, at = event.data, max(operation.updated_at, event.at)
+    approval = Approval(
+        id=data["id"],
+        digest=data["digest"],
+        rule_digest=data["rule_digest"],
+        requested_at=event.at,
+        expires_at=data["expires_at"],
+        summary=data.get("summary", ""),
+    )
+    return changed(operation, state=State.AWAITING_APPROVAL, updated_at=at, approval=approval)
+
+
+_CONSENTS = {
+    Kind.APPROVAL_GRANTED: Consent.GRANTED,
+    Kind.APPROVAL_DENIED: Consent.DENIED,
+    Kind.APPROVAL_EXPIRED: Consent.EXPIRED,
+    Kind.APPROVAL_REVOKED: Consent.REVOKED,
+}
+
+
+def _approval_decided(operation: Operation, event: Event) -> Operation:
+    """A grant sends nothing: the operation waits on, for a call. Without it, it is free again."""
+    approval = operation.approval
+    if approval is None or approval.id != event.data.get("id"):
+        raise IllegalTransition(f"{event.kind} of an approval that {operation.key} does not have")
+    consent = _CONSENTS[event.kind]
+    decided = replace(
+        approval,
+        state=consent,
+        by=event.data.get("by"),
+        note=str(event.data.get("note", "")),
+        decided_at=event.at,
+    )
+    waiting = operation.state is State.AWAITING_APPROVAL
+    state = State.NOT_APPLIED if waiting and consent is not Consent.GRANTED else operation.state
     at = max(operation.updated_at, event.at)
-    return changed(operation, state=State.AWAITING_APPROVAL, updated_at=at)
+    return changed(operation, approval=decided, state=state, updated_at=at)
 
 
 def _resolved(operation: Operation, event: Event) -> Operation:
@@ -531,5 +634,9 @@ _APPLY = {
     K.EFFECT_AMBIGUOUS: _ambiguous,
     K.LOOKUP_INCONCLUSIVE: _inconclusive,
     K.APPROVAL_REQUESTED: _approval_requested,
+    K.APPROVAL_GRANTED: _approval_decided,
+    K.APPROVAL_DENIED: _approval_decided,
+    K.APPROVAL_EXPIRED: _approval_decided,
+    K.APPROVAL_REVOKED: _approval_decided,
     K.OPERATOR_RESOLVED: _resolved,
 }

@@ -174,6 +174,7 @@ class Endpoint:
     approval: Approval | None = None
     meter: Meter | None = None  # it is a call of a model
     journal: bool = False  # its answers are recorded, and given again in a later epoch
+    counted: bool = True  # as one of the run's tool calls; not telemetry, nor what fetches a token
 
     @property
     def title(self) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Event, Operation, State
+from proxy.core.operation import Consent, Event, Operation, State
+from proxy.core.runs import Amendment, Charge, Exhausted, Run, RunRefused
 
 
 class LedgerError(Exception):
@@ -21,6 +22,15 @@ class LedgerError(Exception):
 
 class Conflict(LedgerError):
     """The row is not at the expected revision any more: load again, decide again."""
+
+
+class Refused(LedgerError):
+    """The change may not be made: a budget does not hold its charge, or the run's state forbids
+    it. ``reason`` is RunRefused or Exhausted. Nothing was written."""
+
+    def __init__(self, reason: RunRefused | Exhausted) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
 
 
 class Damaged(LedgerError):
@@ -41,13 +51,15 @@ class Change:
 
     ``operation`` is the row as it shall be, already evolved through ``events``; its ``revision`` is
     the one that was loaded (0: to be inserted), and the stored one becomes that plus one.
-    ``request`` and ``answer`` replace the sealed contents when given.
+    ``request`` and ``answer`` replace the sealed contents when given. ``charge`` is made in the
+    same step, or the change is Refused.
     """
 
     operation: Operation
     events: tuple[Event, ...]
     request: Request | None = None
     answer: Answer | None = None
+    charge: Charge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +74,6 @@ class Lookalike:
 
 UNKNOWN_ORIGIN = ""
 """The generation of a run that was met while there was a gap: it may have begun before."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """What is known of a run. ``status`` and limits come with the run features."""
-
-    run: str
-    epoch: int = 1
-    status: str = "open"
-    created_at: float = 0.0
-    generation: str = ""
 
 
 FAR_PAST = 86_400.0
@@ -158,6 +159,14 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs to list. Newest first, at most ``limit``, all created before ``before``."""
+
+    limit: int = 100
+    before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counters of a ledger's own work, for metrics and the bench."""
 
@@ -240,11 +249,49 @@ class Ledger(Protocol):
         to that URL after ``when``, by whatever method (a PUT may undo a DELETE)."""
         ...
 
-    def run(self, run: str) -> RunRow | None: ...
+    def run(self, run: str) -> Run | None:
+        """A run, as it is once everything durable is counted. Raises Damaged."""
+        ...
 
-    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
-        """Begin the run's next start; its first for a run not met before. Durable at return.
-        ``new``: its name was made just now, so no other ledger can know it."""
+    def above(self, run: Run) -> Sequence[Run]:
+        """Its parent, the parent of that, and so on."""
+        ...
+
+    async def runs(self, query: RunQuery) -> Sequence[Run]: ...
+
+    async def children(self, run: str) -> Sequence[str]:
+        """The runs directly under it."""
+        ...
+
+    async def states(self, run: str) -> dict[str, int]:
+        """How many of its operations are in each state."""
+        ...
+
+    async def conflicts(self, run: str) -> int:
+        """How many of its operations had an effect that a later version had already made."""
+        ...
+
+    async def amend(
+        self, run: str, amendment: Amendment, *, charge: Charge | None = None, new: bool = False
+    ) -> Run:
+        """Change a run's row, which is made if it is not there, after the ``charge`` to it and all
+        above it. Durable at return. Raises Refused. ``new``: its name was made just now, so no
+        other ledger can know it."""
+        ...
+
+    def count(self, run: str, charge: Charge) -> None:
+        """Charge without waiting and without an event, for what no limit speaks of."""
+        ...
+
+    async def approvals(
+        self, states: Sequence[Consent], limit: int, *, run: str | None = None
+    ) -> Sequence[Operation]:
+        """Operations, of one run or of all, that have an approval in one of these states (none
+        given: in any), newest first."""
+        ...
+
+    async def by_approval(self, number: str) -> Operation | None:
+        """The operation that has the approval with this id."""
         ...
 
     async def save_checkpoint(

@@ -18,22 +18,20 @@ from typing import Any
 
 from proxy.clock import Clock
 from proxy.core.operation import changed, evolve
+from proxy.core.runs import Exhausted, Run, RunRefused
 from proxy.ledger import checkpoints
-from proxy.ledger.base import UNKNOWN_ORIGIN, Conflict, Damaged, LedgerError, RunRow
+from proxy.ledger.base import Conflict, Damaged, LedgerError, Refused
 from proxy.ledger.bulk import BulkRows, Insert, Unusual
 from proxy.ledger.chain import START, Head, HeadFile, batch_head, link
 from proxy.ledger.codec import (
     COLUMNS,
-    RUN_COLUMNS,
     Row,
     decode,
-    decode_run,
     encode,
-    encode_run,
-    next_epoch,
     place_code,
 )
 from proxy.ledger.group import Entry
+from proxy.ledger.runs import RunRows
 
 RUNS_REMEMBERED = 4096  # last hashes of runs: about 1 MB
 
@@ -74,12 +72,6 @@ TALLY = "UPDATE tallies SET number = number + ? WHERE state = ?"
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM operations"
 INSERT_EVENTS = Insert("events", 9)
 INSERT_CONTENTS = Insert("contents", 4)
-INSERT_RUN = (
-    f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"
-    " ON CONFLICT (run) DO NOTHING"
-)
-UPDATE_RUN = f"UPDATE runs SET {', '.join(f'{c} = ?' for c in RUN_COLUMNS[1:])} WHERE run = ?"
-SELECT_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE run = ?"
 LAST_OF_RUN = (
     "SELECT hash FROM events WHERE seq = (SELECT max(seq) FROM events WHERE key >= ? AND key < ?)"
 )
@@ -93,19 +85,25 @@ class BatchWriter:
 
     def __init__(self, generation: str, clock: Clock, head_file: HeadFile, *, gap: bool) -> None:
         self._generation = generation
-        self.gap = gap  # runs met now may have begun before
+        self._generation = generation
         self._clock = clock
+        self._run_rows = RunRows(generation, clock, gap=gap)
         self._head_file = head_file
         self._known = False
         self._next = 1
         self._head = START
         self._runs: dict[str, bytes] = {}
         self._rows = BulkRows()
+        self.changed_runs: tuple[Run, ...] = ()  # by the batch that was written last
+
+    def close_gap(self) -> None:
+        self._run_rows.gap = False
 
     def forget(self) -> None:
         """Read the end of the history again before the next batch."""
         self._known = False
         self._rows.forget()
+        self._run_rows.forget()
 
     def write(self, db: sqlite3.Connection, batch: Sequence[Entry]) -> None:
         """Make a batch durable. Conflicts are left in ``Entry.failure``. Raises LedgerError."""
@@ -125,9 +123,13 @@ class BatchWriter:
         events: list[EventTuple] = []
         contents: list[tuple[int, str, str, bytes]] = []
         moved: Counter[str] = Counter()
-        written = self._write_rows(db, batch, moved)
+        charged = self._charge(db, batch)
+        written = self._write_rows(db, [e for e in batch if e.failure is None], moved)
         for entry in batch:
-            self._apply(db, entry, written, moved, events, contents)
+            if entry.failure is None:
+                self._apply(db, entry, written, moved, events, contents)
+            if entry.failure is not None and entry.charge is not None and id(entry) in charged:
+                self._run_rows.take_back(charged[id(entry)], entry.charge)
         if events:
             self._head = batch_head(self._head, [event[7] for event in events])
             events[-1] = (*events[-1][:8], self._head)
@@ -135,7 +137,25 @@ class BatchWriter:
         if contents:
             INSERT_CONTENTS.run(db, contents)
         db.executemany(TALLY, [(n, state) for state, n in moved.items() if n])
+        changed = self._run_rows.write(db)
         db.execute("COMMIT")
+        self.changed_runs = changed
+
+    def _charge(self, db: sqlite3.Connection, batch: Sequence[Entry]) -> dict[int, tuple[Run, ...]]:
+        """Charge what the changes cost, before any of them is written; by entry, whom."""
+        charged: dict[int, tuple[Run, ...]] = {}
+        for entry in batch:
+            entry.failure = None
+            if entry.charge is None or entry.operation is None:
+                continue
+            epoch = max(1, entry.operation.intent.epoch)
+            try:
+                charged[id(entry)] = self._run_rows.charge(db, entry.run, epoch, entry.charge)
+            except Exhausted as error:
+                entry.failure = Refused(error)
+            except Damaged as error:
+                entry.failure = error
+        return charged
 
     def _write_rows(
         self, db: sqlite3.Connection, batch: Sequence[Entry], moved: Counter[str]
@@ -173,12 +193,18 @@ class BatchWriter:
         events: list[EventTuple],
         contents: list[tuple[int, str, str, bytes]],
     ) -> None:
-        if entry.begins:
-            self._begin_epoch(db, entry)
-            return
         if entry.saves is not None:
             self._save_checkpoint(db, entry)
             return
+        if entry.amendment is not None:
+            try:
+                entry.amended, entry.events = self._run_rows.amend(
+                    db, entry.run, entry.amendment, charge=entry.charge, new=entry.new
+                )
+            except (RunRefused, Exhausted) as error:
+                entry.failure = Refused(error)
+            except Damaged as error:
+                entry.failure = error
         row: bytes | None = None
         if entry.operation is not None:
             if entry.key not in written:
@@ -195,7 +221,7 @@ class BatchWriter:
             entry.failure = _forget(db, entry)
             if entry.failure is not None:
                 return
-        if not entry.events:
+        if not entry.events or entry.failure is not None:
             return
         previous = self._last_of(db, entry)
         final = len(entry.events) - 1
@@ -221,21 +247,10 @@ class BatchWriter:
         if known is not None:
             return known
         if entry.operation is not None:
-            self._make_run(db, entry.run, max(1, entry.operation.intent.epoch))
+            self._run_rows.meet(db, entry.run, max(1, entry.operation.intent.epoch))
         # A key is RUN/..., and no run has a slash in it; "0" follows "/".
         last = db.execute(LAST_OF_RUN, (f"{entry.run}/", f"{entry.run}0")).fetchone()
         return last[0] if last else START
-
-    def _begin_epoch(self, db: sqlite3.Connection, entry: Entry) -> None:
-        if not self._make_run(db, entry.run, 1, new=entry.new):
-            before = db.execute(SELECT_RUN, (entry.run,)).fetchone()
-            try:
-                row = next_epoch(before)
-            except Damaged as damage:
-                entry.failure = damage
-                return
-            db.execute(UPDATE_RUN, (*row[1:], entry.run))
-        entry.began = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
 
     def _save_checkpoint(self, db: sqlite3.Connection, entry: Entry) -> None:
         assert entry.saves is not None
@@ -250,17 +265,9 @@ class BatchWriter:
             if not isinstance(entry.failure, Damaged):
                 raise
             return  # what is damaged there is no reason to refuse the others
-        self._make_run(db, entry.run, 1)
-        row = decode_run(db.execute(SELECT_RUN, (entry.run,)).fetchone())
-        here = row.generation == self._generation
+        here = self._run_rows.meet(db, entry.run, 1).generation == self._generation
         now, after = self._clock.time(), self._next - 1
         checkpoints.insert(db, entry.saves, newest, self._generation, now, after, new=here)
-
-    def _make_run(self, db: sqlite3.Connection, run: str, epoch: int, *, new: bool = False) -> bool:
-        """False where there is one already."""
-        generation = self._generation if new or not self.gap else UNKNOWN_ORIGIN
-        made = RunRow(run, epoch, created_at=self._clock.time(), generation=generation)
-        return db.execute(INSERT_RUN, encode_run(made)).rowcount == 1
 
 
 def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerError | None:

@@ -19,8 +19,20 @@ from typing import Any, NamedTuple
 import orjson
 
 from proxy.core.model import Answer, Body, Request
-from proxy.core.operation import Attempt, End, Event, Intent, Kind, Operation, Outcome, State
-from proxy.ledger.base import Damaged, RunRow
+from proxy.core.operation import (
+    Approval,
+    Attempt,
+    Consent,
+    End,
+    Event,
+    Intent,
+    Kind,
+    Operation,
+    Outcome,
+    State,
+)
+from proxy.core.runs import Closing, Revocation, Run, RunToken
+from proxy.ledger.base import Damaged
 
 COLUMNS = (
     "key",
@@ -45,6 +57,7 @@ COLUMNS = (
     "intent",
     "attempts",
     "outcome",
+    "approval",
     "hash",
 )
 """The columns of an operation's row, in the order of ``encode`` and ``decode``."""
@@ -61,6 +74,7 @@ RUN_COLUMNS = (
     "limits",
     "counters",
     "revision",
+    "standing",
     "hash",
 )
 
@@ -106,6 +120,7 @@ def encode(operation: Operation) -> Row:
         _intents.text_of(intent),
         _record(operation.attempts),
         None if outcome is None else _record(outcome),
+        None if operation.approval is None else _record(operation.approval),
     )
     return (*columns, row_hash(columns))
 
@@ -160,11 +175,15 @@ def _parsed(row: Row) -> Operation:
         intent=_intent(loads(row[19])),
         attempts=tuple(map(_attempt, loads(row[20]))),
         outcome=None if row[21] is None else Outcome(**loads(row[21])),
+        approval=None if row[22] is None else _approval(loads(row[22])),
     )
 
 
 def row_hash(columns: Sequence[Any]) -> bytes:
-    """SHA-256 over the columns, with their types and borders."""
+    """SHA-256 over the columns, with their types and borders. The last one was added later: a row
+    that has nothing there has the hash of before."""
+    if columns[-1] is None:
+        columns = columns[:-1]
     return hashlib.sha256(orjson.dumps(columns, default=_plain)).digest()
 
 
@@ -184,36 +203,62 @@ def _started_at(attempts: Sequence[Attempt]) -> float | None:
 # Runs
 
 
-def encode_run(row: RunRow) -> Row:
+def encode_run(run: Run) -> Row:
     columns = (
-        row.run,
-        row.epoch,
-        row.status,
-        row.generation,
-        float(row.created_at),
+        run.run,
+        run.epoch,
+        OPEN if run.closed is None else run.closed.outcome,
+        run.generation,
+        float(run.created_at),
+        run.parent,
+        run.input_digest,
         None,
-        None,
-        None,
-        "{}",
-        "{}",
-        1,
+        dumps(run.limits),
+        dumps(run.used),
+        run.revision,
+        _standing(run),
     )
     return (*columns, row_hash(columns))
 
 
-def decode_run(row: Sequence[Any]) -> RunRow:
+def decode_run(row: Sequence[Any]) -> Run:
     """Raises Damaged when the row does not fit its hash."""
     if row_hash(tuple(row[:-1])) != row[-1]:
         raise Damaged(f"the ledger's row of run {_name(row[0])} does not fit its hash")
-    return RunRow(row[0], row[1], row[2], row[4], row[3])
+    standing = {} if row[11] is None else loads(row[11])
+    closed, revoked = standing.get("closed"), standing.get("revoked")
+    return Run(
+        run=row[0],
+        epoch=row[1],
+        created_at=row[4],
+        generation=row[3],
+        parent=row[5],
+        input_digest=row[6],
+        limits=loads(row[8]),
+        used=loads(row[9]),
+        by=standing.get("by"),
+        closed=None if closed is None else Closing(**closed),
+        revoked=_revocation(revoked),
+        tokens=tuple(
+            RunToken(each["digest"], each["epoch"], _revocation(each["revoked"]))
+            for each in standing.get("tokens", ())
+        ),
+        revision=row[10],
+    )
 
 
-def next_epoch(row: Sequence[Any]) -> Row:
-    """A run's row at its next epoch, whatever else it holds. Raises Damaged."""
-    decode_run(row)
-    run, epoch, *middle, revision, _ = row
-    columns = (run, epoch + 1, *middle, revision + 1)
-    return (*columns, row_hash(columns))
+OPEN = "open"
+
+
+def _standing(run: Run) -> str | None:
+    if run.by is None and run.closed is None and run.revoked is None and not run.tokens:
+        return None
+    standing = {"by": run.by, "closed": run.closed, "revoked": run.revoked, "tokens": run.tokens}
+    return dumps(standing)
+
+
+def _revocation(data: dict[str, Any] | None) -> Revocation | None:
+    return None if data is None else Revocation(**data)
 
 
 # Events
@@ -353,7 +398,7 @@ def _endless(value: Any) -> bool:
 # Dataclasses
 
 
-def _record(value: Intent | Outcome | tuple[Attempt, ...]) -> str:
+def _record(value: Intent | Outcome | Approval | tuple[Attempt, ...]) -> str:
     """JSON of a dataclass, or of several. Without a walk over its fields in Python: an operation's
     row is made twice for each call."""
     try:
@@ -399,6 +444,11 @@ def _attempt(data: dict[str, Any]) -> Attempt:
     if data.get("end") is not None:
         data["end"] = _ENDS[data["end"]]
     return Attempt(**data)
+
+
+def _approval(data: dict[str, Any]) -> Approval:
+    data["state"] = Consent(data["state"])
+    return Approval(**data)
 
 
 def _name(value: Any) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from proxy.clock import Clock
 from proxy.core.operation import Event, Operation
-from proxy.ledger.base import LedgerError, RunRow, Stats
+from proxy.core.runs import Amendment, Charge, Run
+from proxy.ledger.base import LedgerError, Stats
 from proxy.ledger.checkpoints import Saving
 from proxy.ledger.codec import EventRow, Row
 
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One thing to make durable: a change, a note, a run's next epoch or checkpoint, or (empty) a
-    barrier."""
+    """One thing to make durable: a change, a note, an amendment of a run, its next checkpoint, or
+    (empty) a barrier."""
 
     run: str = ""
     key: str = ""
@@ -41,9 +42,10 @@ class Entry:
     answer: tuple[int, bytes] | None = None
     moves: Event | None = None  # of a note that changes the row
     forgets: int | None = None  # the revision of the row to be deleted
-    begins: bool = False  # the run's next epoch
+    charge: Charge | None = None
+    amendment: Amendment | None = None  # of a run
     new: bool = False  # of a run whose name was made just now
-    began: RunRow | None = None  # what it became
+    amended: Run | None = None  # what it became
     saves: Saving | None = None  # the run's next checkpoint
     waiter: asyncio.Future[None] | None = None
     landed: int | None = None  # of a moving note: the row's revision that has it
@@ -51,7 +53,7 @@ class Entry:
 
     @property
     def empty(self) -> bool:
-        return not self.events and not self.begins and self.saves is None
+        return not self.events and self.amendment is None and self.saves is None
 
     @property
     def size(self) -> int:

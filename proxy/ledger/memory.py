@@ -5,6 +5,7 @@ It keeps the same promises otherwise; ``tests/ledger`` asks both the same questi
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,8 @@ from dataclasses import replace
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import NOTES, Event, Kind, Operation, State, changed, evolve
+from proxy.core.operation import NOTES, Consent, Event, Kind, Operation, State, changed, evolve
+from proxy.core.runs import Amendment, Charge, Exhausted, Run, RunRefused, charged
 from proxy.ledger import codec
 from proxy.ledger.base import (
     CHECKPOINTS_KEPT,
@@ -24,12 +26,14 @@ from proxy.ledger.base import (
     Gap,
     Lookalike,
     Query,
-    RunRow,
+    Refused,
+    RunQuery,
     StaleCheckpoint,
     Stats,
     StoredEvent,
 )
 from proxy.ledger.chain import START, link
+from proxy.ledger.runs import DEPTH
 
 ENDED = (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
 UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)
@@ -45,7 +49,7 @@ class MemoryLedger:
         self._steps: dict[tuple[str, str], list[str]] = defaultdict(list)  # (run, step) -> keys
         self._contents: dict[tuple[str, str], bytes] = {}
         self._events: list[tuple[StoredEvent, codec.EventRow]] = []
-        self._runs: dict[str, RunRow] = {}
+        self._runs: dict[str, Run] = {}
         self._checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)  # newest first
         self._last: dict[str, bytes] = {}
         self._commits = 0
@@ -115,15 +119,50 @@ class MemoryLedger:
             for attempt in operation.attempts
         )
 
-    def run(self, run: str) -> RunRow | None:
+    def run(self, run: str) -> Run | None:
         return self._runs.get(run)
 
-    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
-        before = self._runs.get(run)
-        if before is None:
-            self._runs[run] = self._new_run(run, 1, new=new)
-        else:
-            self._runs[run] = replace(before, epoch=before.epoch + 1)
+    def above(self, run: Run) -> Sequence[Run]:
+        found: list[Run] = []
+        row: Run | None = run
+        while row is not None and row.parent is not None and len(found) < DEPTH:
+            row = self._runs.get(row.parent)
+            if row is not None:
+                found.append(row)
+        return found
+
+    async def runs(self, query: RunQuery) -> Sequence[Run]:
+        before = query.before if query.before is not None else math.inf
+        found = [run for run in self._runs.values() if run.created_at < before]
+        newest = sorted(found, key=lambda run: (run.created_at, run.run), reverse=True)
+        return newest[: query.limit]
+
+    async def children(self, run: str) -> Sequence[str]:
+        return sorted(each.run for each in self._runs.values() if each.parent == run)
+
+    async def states(self, run: str) -> dict[str, int]:
+        mine = (o.state for o in self._operations.values() if o.run == run)
+        return dict(Counter(str(state) for state in mine))
+
+    async def conflicts(self, run: str) -> int:
+        stored = (stored for stored, _ in self._events if stored.run == run)
+        return len({each.key for each in stored if each.event.kind is Kind.EFFECT_CONFLICT})
+
+    async def amend(
+        self, run: str, amendment: Amendment, *, charge: Charge | None = None, new: bool = False
+    ) -> Run:
+        before = self._runs.get(run) or self._new_run(run, 1, new=new)
+        try:
+            after, events = amendment(before)
+        except (RunRefused, Exhausted) as error:
+            raise Refused(error) from error
+        rows = [codec.encode_event(event) for event in events]
+        if after is not before or not before.revision:
+            self._keep_run(after)
+        if charge is not None:
+            self._charge(run, charge)
+        for row in rows:
+            self._append(run, f"{run}/", row)
         return self._runs[run]
 
     async def save_checkpoint(
@@ -140,7 +179,7 @@ class MemoryLedger:
         if not all(condition.holds(newest) for condition in conditions):
             raise StaleCheckpoint(newest)
         if run not in self._runs:
-            self._runs[run] = self._new_run(run, 1)
+            self._keep_run(self._new_run(run, 1))
         now, after = self._clock.time(), len(self._events)
         at = max(now, before[0].created_at) if before else now
         made = Checkpoint(run, newest + 1, at, len(content), after, step)
@@ -167,6 +206,42 @@ class MemoryLedger:
                     taken += 1
         return taken
 
+    def count(self, run: str, charge: Charge) -> None:
+        if run not in self._runs:
+            self._keep_run(self._new_run(run, 1))
+        self._charge(run, charge)
+
+    def _keep_run(self, run: Run) -> None:
+        row = codec.encode_run(replace(run, revision=run.revision + 1))
+        self._runs[run.run] = codec.decode_run(row)
+
+    def _charge(self, run: str, charge: Charge) -> None:
+        chain = [self._runs[run], *self.above(self._runs[run])]
+        try:
+            after = [charged(each, charge) for each in chain]
+        except Exhausted as error:
+            raise Refused(error) from error
+        for each in after:
+            self._keep_run(each)
+
+    async def approvals(
+        self, states: Sequence[Consent], limit: int, *, run: str | None = None
+    ) -> Sequence[Operation]:
+        found = [
+            operation
+            for operation in _newest_first(self._operations.values())
+            if operation.approval is not None
+            and run in (None, operation.run)
+            and (not states or operation.approval.state in states)
+        ]
+        return found[:limit]
+
+    async def by_approval(self, number: str) -> Operation | None:
+        for operation in self._operations.values():
+            if operation.approval is not None and operation.approval.id == number:
+                return operation
+        return None
+
     async def request_of(self, key: str) -> Request | None:
         packed = self._contents.get((key, "request"))
         return None if packed is None else codec.unpack_request(packed)
@@ -190,6 +265,11 @@ class MemoryLedger:
         after = changed(operation, revision=operation.revision + 1)
         row = codec.encode(after)
         events = [codec.encode_event(event) for event in change.events]
+        if operation.run not in self._runs:
+            epoch = max(1, operation.intent.epoch)
+            self._keep_run(self._new_run(operation.run, epoch))
+        if change.charge is not None:
+            self._charge(operation.run, change.charge)
         if stored is None:
             self._steps[operation.run, operation.step].append(key)
         self._operations[key] = codec.decode(row)
@@ -197,18 +277,15 @@ class MemoryLedger:
             self._contents[key, "request"] = codec.pack_request(change.request)
         if change.answer is not None:
             self._contents[key, "answer"] = codec.pack_answer(change.answer)
-        if operation.run not in self._runs:
-            epoch = max(1, operation.intent.epoch)
-            self._runs[operation.run] = self._new_run(operation.run, epoch)
         for event in events:
-            self._append(operation, event)
+            self._append(operation.run, key, event)
         self._commits += 1
         return after
 
     def note(self, operation: Operation, event: Event) -> None:
         moves = evolve(operation, event) != operation
         stored = self._operations.get(operation.key)
-        self._append(operation, codec.encode_event(event))
+        self._append(operation.run, operation.key, codec.encode_event(event))
         if moves and stored is not None:
             after = evolve(stored, event)
             self._operations[operation.key] = changed(after, revision=stored.revision + 1)
@@ -241,7 +318,8 @@ class MemoryLedger:
             self._steps[operation.run, operation.step].remove(operation.key)
             for kind in ("request", "answer"):
                 self._contents.pop((operation.key, kind), None)
-            self._append(operation, codec.encode_event(Event(Kind.KEY_FORGOTTEN, now, {})))
+            event = codec.encode_event(Event(Kind.KEY_FORGOTTEN, now, {}))
+            self._append(operation.run, operation.key, event)
         return len(gone)
 
     async def operations(self, query: Query) -> Sequence[Operation]:
@@ -291,10 +369,10 @@ class MemoryLedger:
     def stats(self) -> Stats:
         return Stats(self._commits, self._commits, (1,) * min(self._commits, 1000))
 
-    def _new_run(self, run: str, epoch: int, *, new: bool = False) -> RunRow:
+    def _new_run(self, run: str, epoch: int, *, new: bool = False) -> Run:
         certain = new or self.gap is None
         generation = self.generation if certain else UNKNOWN_ORIGIN
-        return RunRow(run, epoch, created_at=self._clock.time(), generation=generation)
+        return Run(run, epoch, created_at=self._clock.time(), generation=generation)
 
     def _moved(self, operation: Operation, after: int) -> bool:
         return any(
@@ -305,11 +383,11 @@ class MemoryLedger:
     def _of_step(self, run: str, step: str) -> list[Operation]:
         return [self._operations[key] for key in self._steps.get((run, step), ())]
 
-    def _append(self, operation: Operation, row: codec.EventRow) -> None:
+    def _append(self, run: str, key: str, row: codec.EventRow) -> None:
         event = codec.decode_event(row.kind, row.at, row.data)
-        stored = StoredEvent(len(self._events) + 1, operation.run, operation.key, event)
-        digest = _link(self._last.get(operation.run, START), stored, row)
-        self._last[operation.run] = digest
+        stored = StoredEvent(len(self._events) + 1, run, key, event)
+        digest = _link(self._last.get(run, START), stored, row)
+        self._last[run] = digest
         self._events.append((replace(stored, hash=digest.hex()), row))
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.core.model import Answer, Request
-from proxy.core.operation import NOTES, Operation, changed, evolve
+from proxy.core.operation import NOTES, Consent, Kind, Operation, changed, evolve
+from proxy.core.runs import Run
 from proxy.ledger import checkpoints, codec
 from proxy.ledger.base import (
     Checkpoint,
@@ -26,13 +28,14 @@ from proxy.ledger.base import (
     LedgerError,
     Lookalike,
     Query,
-    RunRow,
+    RunQuery,
     StoredEvent,
 )
-from proxy.ledger.batch import FAULTS, KNOWS, RUNS_REMEMBERED, SELECT, SELECT_RUN, explain
-from proxy.ledger.codec import COLUMNS
+from proxy.ledger.batch import FAULTS, KNOWS, RUNS_REMEMBERED, SELECT, explain
+from proxy.ledger.codec import COLUMNS, RUN_COLUMNS
 from proxy.ledger.group import Entry
 from proxy.ledger.recent import Recent
+from proxy.ledger.runs import DEPTH, SELECT_RUN
 from proxy.ledger.schema import reader
 from proxy.ledger.seal import Sealer, content_identity
 from proxy.ledger.steps import Steps
@@ -48,6 +51,8 @@ WIDTH = len(COLUMNS)  # of a row of ``SELECT``; what follows is no part of the o
 _STEP = "SELECT 1 FROM operations WHERE run = ? AND step = ? LIMIT 1"
 _STEPS = "SELECT DISTINCT step FROM operations WHERE run = ? LIMIT ?"
 _EXACT = f"{SELECT} WHERE key = ?"
+_APPROVED = f"{SELECT} WHERE approval IS NOT NULL"
+_CONSENT = "json_extract(approval, '$.state')"
 _UNSETTLED = "state IN ('in_flight', 'unknown')"  # spelled as the index has it
 
 _CONTENT = {
@@ -80,7 +85,7 @@ class SqliteReads:
         self._recent = Recent()
         self._steps = Steps(self._steps_of)
         self._noted: dict[str, list[Entry]] = {}
-        self._runs: dict[str, RunRow] = {}
+        self._runs: dict[str, Run] = {}
         self._reader: sqlite3.Connection | None = None
 
     # Point reads
@@ -142,7 +147,7 @@ class SqliteReads:
         )
         return bool(rows)
 
-    def run(self, run: str) -> RunRow | None:
+    def run(self, run: str) -> Run | None:
         known = self._runs.get(run)
         if known is None:
             rows = self._rows(SELECT_RUN, (run,))
@@ -151,11 +156,20 @@ class SqliteReads:
                 self._remember_run(known)
         return known
 
-    def _remember_run(self, row: RunRow) -> None:
+    def _remember_run(self, row: Run) -> None:
         """Only this process writes runs, and each call asks for its own."""
         if len(self._runs) >= RUNS_REMEMBERED:
             self._runs.clear()
         self._runs[row.run] = row
+
+    def above(self, run: Run) -> Sequence[Run]:
+        found: list[Run] = []
+        row: Run | None = run
+        while row is not None and row.parent is not None and len(found) < DEPTH:
+            row = self.run(row.parent)
+            if row is not None:
+                found.append(row)
+        return found
 
     async def request_of(self, key: str) -> Request | None:
         packed = await self._content(key, "request")
@@ -190,6 +204,54 @@ class SqliteReads:
 
     async def unsettled(self) -> Sequence[Operation]:
         return await self._list(f"{SELECT} WHERE {_UNSETTLED} ORDER BY created_at, rowid", ())
+
+    async def runs(self, query: RunQuery) -> Sequence[Run]:
+        before = query.before if query.before is not None else math.inf
+        rows = await self._apart(
+            f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE created_at < ?"
+            " ORDER BY created_at DESC, run DESC LIMIT ?",
+            (before, query.limit),
+        )
+        found = []
+        for row in rows:
+            try:
+                found.append(codec.decode_run(row))
+            except Damaged as damage:
+                log.error("left out of a list: %s", damage)
+        return found
+
+    async def children(self, run: str) -> Sequence[str]:
+        rows = await self._apart("SELECT run FROM runs WHERE parent = ? ORDER BY run", (run,))
+        return [row[0] for row in rows]
+
+    async def states(self, run: str) -> dict[str, int]:
+        rows = await self._apart(
+            "SELECT state, count(*) FROM operations WHERE key >= ? AND key < ? GROUP BY state",
+            (f"{run}/", f"{run}0"),
+        )
+        return dict(rows)
+
+    async def conflicts(self, run: str) -> int:
+        rows = await self._apart(
+            "SELECT count(DISTINCT key) FROM events WHERE key >= ? AND key < ? AND kind = ?",
+            (f"{run}/", f"{run}0", str(Kind.EFFECT_CONFLICT)),
+        )
+        return int(rows[0][0])
+
+    async def approvals(
+        self, states: Sequence[Consent], limit: int, *, run: str | None = None
+    ) -> Sequence[Operation]:
+        wanted = f" AND {_CONSENT} IN ({', '.join('?' * len(states))})" if states else ""
+        within = " AND key >= ? AND key < ?" if run is not None else ""
+        scope = (f"{run}/", f"{run}0") if run is not None else ()
+        return await self._list(
+            f"{_APPROVED}{wanted}{within} ORDER BY created_at DESC, id DESC LIMIT ?",
+            (*map(str, states), *scope, limit),
+        )
+
+    async def by_approval(self, number: str) -> Operation | None:
+        found = await self._list(f"{_APPROVED} AND json_extract(approval, '$.id') = ?", (number,))
+        return found[0] if found else None
 
     async def history(self, key: str) -> Sequence[StoredEvent]:
         rows = await self._apart(f"{_EVENTS} WHERE key = ? ORDER BY seq", (key,))

@@ -25,6 +25,7 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.core.operation import Event, Kind, Operation, changed, evolve
+from proxy.core.runs import Amendment, Charge, Run, noted
 from proxy.ledger import audit, checkpoints, codec
 from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (
@@ -37,7 +38,6 @@ from proxy.ledger.base import (
     Damaged,
     Gap,
     LedgerError,
-    RunRow,
     Stats,
     WrongKey,
 )
@@ -232,12 +232,17 @@ class SqliteLedger(SqliteReads):
         self._content_numbers = count(last_content + 1)
         return replace(now, generation=self.generation)
 
-    async def begin_epoch(self, run: str, *, new: bool = False) -> RunRow:
-        entry = Entry(run=run, begins=True, new=new)
+    async def amend(
+        self, run: str, amendment: Amendment, *, charge: Charge | None = None, new: bool = False
+    ) -> Run:
+        entry = Entry(run=run, key=f"{run}/", amendment=amendment, charge=charge, new=new)
         await self._open_group().submit(entry)
-        assert entry.began is not None
-        self._remember_run(entry.began)
-        return entry.began
+        assert entry.amended is not None
+        return entry.amended
+
+    def count(self, run: str, charge: Charge) -> None:
+        entry = Entry(run=run, key=f"{run}/", amendment=noted(), charge=charge)
+        self._open_group().later(entry)
 
     # Writing
 
@@ -310,7 +315,8 @@ class SqliteLedger(SqliteReads):
             await self._thread.run(lambda db: remember(db, forget="gap"))
         except FAULTS as error:
             raise explain(error) from error
-        self.gap, self._batches.gap = None, False
+        self.gap = None
+        self._batches.close_gap()
 
     # Retention
 
@@ -433,6 +439,7 @@ class SqliteLedger(SqliteReads):
             row=codec.encode(operation),
             request=request,
             answer=answer,
+            charge=change.charge,
         )
 
     def _seal(self, key: str, kind: str, packed: bytes) -> tuple[int, bytes]:
@@ -455,6 +462,11 @@ class SqliteLedger(SqliteReads):
         self.trouble = None
 
     def _settled(self, batch: Sequence[Entry]) -> None:
+        batches = self._batches
+        if batches is not None and batches.changed_runs:
+            for run in batches.changed_runs:
+                self._remember_run(run)
+            batches.changed_runs = ()
         for entry in batch:
             if entry.operation or entry.moves or entry.forgets:
                 self._recent.forget(entry.key.rpartition("/")[0])

@@ -53,7 +53,6 @@ class FrontDoor:
         dial: Callable[[str, int, str], Awaitable[NotSent | Pipe]] | None = None,
         gateways: Sequence[tuple[str, int, str]] = (),
         own_names: Sequence[str] = (),
-        run_tokens: bool = False,
         pseudonym: str | None = "onceproxy",
         waits: Waits = WAITS,
         head_limits: HeadLimits = HEAD_LIMITS,
@@ -82,7 +81,7 @@ class FrontDoor:
         self._engine = engine_handle
         self._engine_at_once = engine_at_once
         self._repeats = Repeats()
-        self._reception = Reception(pseudonym=pseudonym, run_tokens=run_tokens)
+        self._reception = Reception(pseudonym=pseudonym)
         self._tunnels = Tunnels(
             authority=ca,
             intercept=intercept,

@@ -16,6 +16,7 @@ from proxy.core.identity import (
     OPERATION_HEADER,
     RUN_HEADER,
     STEP_HEADER,
+    TOKEN_HEADER,
     BadIdentity,
     Sources,
     identify,
@@ -48,9 +49,8 @@ _names = Names(NOT_FORWARDED | _OURS)
 class Reception:
     """Turns requests into arrivals; the options that are the same for all of them."""
 
-    def __init__(self, *, pseudonym: str | None, run_tokens: bool) -> None:
+    def __init__(self, *, pseudonym: str | None) -> None:
         self._loop_mark = f" {pseudonym}" if pseudonym else None
-        self._run_tokens = run_tokens
 
     def arrival(self, incoming: Incoming) -> Arrival:
         """Raises Refused."""
@@ -108,7 +108,6 @@ class Reception:
                     tuple(fields.ours),
                     credential=credential,
                     path=place.path,
-                    tokens=self._run_tokens,
                 )
             else:
                 sources = Sources(
@@ -118,11 +117,10 @@ class Reception:
                     found.get(OPERATION_HEADER),
                     found.get("baggage"),
                     place.path,
-                    self._run_tokens,
+                    found.get(TOKEN_HEADER),
                 )
             arrival.identity = identify(sources)
-            if self._run_tokens:
-                arrival.token = sources.token
+            arrival.token = sources.token
         except BadIdentity as error:
             arrival.bad = Refusal("bad-request", error.detail)
 

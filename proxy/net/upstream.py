@@ -128,6 +128,7 @@ class Upstream:
         timeout: float | None = None,
         upgrade: str = "",
         on_sent: Callable[[], object] | None = None,
+        gate: Callable[[], str | None] | None = None,
         run: str = "",
     ) -> NotSent | Lost | Opened:
         """Sends the request once and waits for the head of its answer.
@@ -135,7 +136,8 @@ class Upstream:
         ``stream`` is sent instead of ``request.body``, with ``length`` as its declared size (None:
         chunked). ``fresh`` takes a new connection and closes it afterwards. ``timeout`` replaces
         the answer time-out, seconds. ``upgrade`` asks for another protocol. ``on_sent`` is called
-        once the first bytes were handed to the transport. ``run`` is whose call it is, as in an
+        once the first bytes were handed to the transport. ``gate`` is asked directly before: the
+        reason why they must not be, or None. ``run`` is whose call it is, as in an
         operation key.
 
         NotSent (Denied, where the address may not be called): no byte was handed to the transport.
@@ -165,6 +167,10 @@ class Upstream:
             if not exchange.usable():
                 connection.close()
                 return NotSent("the connection was given up before the request was written")
+            objection = gate() if gate is not None else None
+            if objection is not None:
+                connection.close()
+                return NotSent(objection)
             exchange.send(head, request.body, stream, first, length)
             if on_sent is not None:
                 on_sent()

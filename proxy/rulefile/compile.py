@@ -169,7 +169,15 @@ class _Compiler:
             approval=self._approval(match),
             meter=self._meter(reader, effect),
             journal=model.journal,
+            counted=self._counted(effect),
         )
+
+    def _counted(self, effect: str) -> bool:
+        """Whether a call is one of the run's tool calls."""
+        stated = self.model.counted if self.model.counted is not None else self.service.counted
+        if stated is False and effect == "write":
+            self.problems.error(self._stated("counted"), "every write counts: leave it out")
+        return stated is not False
 
     @property
     def model(self) -> schema.Endpoint:

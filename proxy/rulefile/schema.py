@@ -261,6 +261,7 @@ class Shared(Model):
     refusal: RefusalOrProblem | None = None
     key: KeyOrNone | None = None
     answers: list[Line] = Field(default_factory=list)
+    counted: bool | None = None
 
 
 class Endpoint(Shared):

@@ -9,36 +9,46 @@ is not lost: its call, made again, is answered from the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import orjson
 
+from proxy.clock import Clock
 from proxy.core.identity import encode_part
 from proxy.core.operation import State
+from proxy.core.runs import Run, next_epoch
 from proxy.errors import ServiceError
-from proxy.ledger.base import Checkpoint, Damaged, Ledger, Query, RunRow
+from proxy.ledger.base import Checkpoint, Damaged, Ledger, Query
+from proxy.service.approvals import ApprovalService
 from proxy.service.checkpoints import NO_RUN, damaged, described, shown
+from proxy.service.operations import OperationService
+from proxy.service.runs import RunService, amended
 
 LIST_MAX: Final = 1_000  # operations; ``more`` says that there are others
 _UNRESOLVED: Final = (State.UNKNOWN, State.IN_FLIGHT)
 
 
 class Resumes:
-    """``operations``: lists them as people may see them."""
-
     def __init__(
-        self, ledger: Ledger, operations: Callable[[Query], Awaitable[list[dict[str, Any]]]]
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        operations: OperationService,
+        runs: RunService,
+        approvals: ApprovalService,
     ) -> None:
         self._ledger = ledger
-        self._operations = operations
+        self._clock = clock
+        self._operations = operations.operations
+        self._runs = runs
+        self._approvals = approvals
 
     async def begin(self, run: str, *, new: bool = False, every: bool = False) -> dict[str, Any]:
         """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
         it; ``new``: the name was made just now, so that no ledger but this one can know it."""
         name = encode_part(run)
         checkpoint = await self._checkpoint(name)  # one that is damaged begins nothing
-        row = await self._ledger.begin_epoch(name, new=new)
+        row = await amended(self._ledger, name, next_epoch(self._clock.time()), new=new)
         return await self._bundle(row, checkpoint, every)
 
     async def look(self, run: str, *, every: bool = False) -> dict[str, Any]:
@@ -55,9 +65,7 @@ class Resumes:
         except Damaged as error:
             raise damaged(error) from error
 
-    async def _bundle(
-        self, row: RunRow, checkpoint: Checkpoint | None, every: bool
-    ) -> dict[str, Any]:
+    async def _bundle(self, row: Run, checkpoint: Checkpoint | None, every: bool) -> dict[str, Any]:
         after = checkpoint.after if checkpoint is not None and not every else None
         most = LIST_MAX + 1
         found = await self._operations(Query(run=row.run, limit=most, moved_after=after))
@@ -70,6 +78,8 @@ class Resumes:
         return {
             "run": row.run,
             "epoch": row.epoch,
+            "budget": self._runs.budget_of(row),
+            "approvals": await self._approvals.of_run(row.run),
             "checkpoint": None if checkpoint is None else _told(checkpoint),
             "operations": found,
             "unresolved": unresolved,

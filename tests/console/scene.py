@@ -20,10 +20,8 @@ from proxy.ledger.base import Change
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
 from proxy.rulefile.loader import load
-from proxy.service.checkpoints import CheckpointService
-from proxy.service.operations import OperationService
-from proxy.service.resume import Resumes
 from tests.fakes.clock import FakeClock
+from tests.fakes.serving import services_of
 
 OPERATOR, AGENT = "operator-token-of-ada", "agent-token"
 K = Kind
@@ -143,19 +141,17 @@ async def scene(
     (folder / "shop.yaml").write_text(RULES, encoding="utf-8")
     rules = load([folder]).services
     held: list[Scene] = []
-    service = OperationService(
-        ledger=ledger,
-        clock=clock,
-        services=lambda: rules,
+    made_services = services_of(
+        ledger,
+        clock,
         settle=lambda key: held[0].settle(key),
         reload=lambda: held[0].settle(""),
+        rules=lambda: rules,
     )
     known = Tokens(tokens)
-    console = Console(operations=service, tokens=known, clock=clock, **services)
+    console = Console(operations=made_services.operations, tokens=known, clock=clock, **services)
     control = Control(
-        service=service,
-        checkpointing=CheckpointService(ledger),
-        resumes=Resumes(ledger, service.operations),
+        services=made_services,
         metrics=Metrics(),
         tokens=known,
         not_ready=lambda: None,
@@ -169,6 +165,9 @@ async def scene(
     finally:
         await control.stop()
         await ledger.close()
+
+
+ASKED = {"id": "apr-1", "digest": "d", "rule_digest": "r", "expires_at": 4e9, "summary": "Pay 5"}
 
 
 async def furnish(made: Scene) -> None:
@@ -204,7 +203,7 @@ async def furnish(made: Scene) -> None:
         kind="application/x-www-form-urlencoded",
     )  # fmt: skip
     await made.add(started(), run="case-11", ago=3)
-    await made.add((K.APPROVAL_REQUESTED, 0, {}), run="case-12", ago=300)
+    await made.add((K.APPROVAL_REQUESTED, 0, ASKED), run="case-12", ago=300)
     resolved = await made.add(started(), lost(), run="case-13", ago=4000)
     await made.then(
         resolved, K.OPERATOR_RESOLVED, **{

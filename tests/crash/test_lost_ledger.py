@@ -17,6 +17,7 @@ import pytest
 
 from proxy.core.call import Policy
 from proxy.core.operation import Kind
+from proxy.core.runs import next_epoch
 from proxy.engine import Engine, Settings
 from proxy.ledger import backup
 from proxy.ledger.base import FAR_PAST, Gap, Ledger
@@ -216,14 +217,14 @@ async def test_h7_a_gap_lasts_over_restarts_and_until_a_person_closes_it(world: 
 async def test_a_run_that_is_known_to_be_new_is_not_asked_about(world: World) -> None:
     world.put_back(await acted_after_the_copy(world, "/plain"))
     async with world.life() as life:
-        await life.ledger.begin_epoch("made-now", new=True)
+        await life.ledger.amend("made-now", next_epoch(0.0), new=True)
         lookups = world.api.lookups
         assert outcome(await life.call("/plain", run="made-now")) == "sent"
         assert outcome(await life.call("/queried", run="made-now")) == "sent"
         assert world.api.lookups == lookups
         # Whoever merely says so of a run that has been seen is not believed.
-        await life.ledger.begin_epoch("seen")
-        await life.ledger.begin_epoch("seen", new=True)
+        await life.ledger.amend("seen", next_epoch(0.0))
+        await life.ledger.amend("seen", next_epoch(0.0), new=True)
         assert (await life.call("/plain", run="seen")).status == 424
 
 

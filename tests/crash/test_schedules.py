@@ -14,6 +14,7 @@ import pytest
 from proxy.core.call import Policy
 from proxy.core.model import Body, Request
 from proxy.core.operation import Kind, State
+from proxy.core.runs import next_epoch
 from proxy.engine import Settings
 from proxy.net.exchange import Arrival, Incomplete
 from tests.crash.support import (
@@ -523,7 +524,7 @@ async def test_h3_a_rewording_is_replayed_when_nobody_had_the_answer() -> None:
 async def test_h3_a_rewording_is_replayed_in_a_later_epoch() -> None:
     proxy = queried(answer(201, {"id": "n1"}))
     await proxy.call(note("Deploy started"))
-    await proxy.ledger.begin_epoch("run-1")
+    await proxy.ledger.amend("run-1", next_epoch(0.0))
     reply = await proxy.call(note("Deployment has begun"))
     assert (reply.status, outcome(reply)) == (201, "replayed")
     assert len(proxy.api.writes) == 1

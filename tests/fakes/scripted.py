@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.authority import Rights
 from proxy.core.call import Policy
 from proxy.core.matching import RuleSet
 from proxy.core.model import Lost, NotSent, Request
@@ -20,7 +21,7 @@ from proxy.net.exchange import Arrival, Reply
 from proxy.recovery import Recovery
 from proxy.rulefile.loader import load_text
 from tests.fakes.clock import FakeClock
-from tests.fakes.world import Metrics, Opened, engine
+from tests.fakes.world import Metrics, Opened, engine, objection_of
 
 Step = NotSent | Lost | Opened | Callable[[Request], Any]
 
@@ -52,6 +53,8 @@ class Scripted:
         queue = self.lookups if request.method == "GET" else self.sends
         assert queue, f"unexpected {request.method} {request.url}"
         step = queue.pop(0)
+        if (objection := objection_of(kwargs)) is not None:
+            return NotSent(objection)
         if not isinstance(step, NotSent):
             self.on_wire.append(request)
         if callable(step):
@@ -75,6 +78,7 @@ class Proxy:
     settings: Settings = field(default_factory=lambda: Settings(policy=Policy(digest_key=b"d")))
     clock: FakeClock = field(default_factory=FakeClock)
     ledger: Ledger = None  # type: ignore[assignment]
+    rights: Rights | None = None
 
     def __post_init__(self) -> None:
         if self.ledger is None:
@@ -83,7 +87,12 @@ class Proxy:
 
     def start(self) -> None:
         made, callers, _ = engine(
-            self.ledger, self.api, self.clock, self.rules, settings=self.settings
+            self.ledger,
+            self.api,
+            self.clock,
+            self.rules,
+            settings=self.settings,
+            rights=self.rights,
         )
         self.engine, self.callers, self.recovery = made, callers, Recovery(made)
         assert isinstance(made.metrics, Metrics)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.authority import Rights
 from proxy.bound import Bound
 from proxy.callers import Callers
 from proxy.core.matching import RuleSet
@@ -75,6 +76,8 @@ class Api:
         behaviour = self.script.pop(0) if self.script else "answers"
         if behaviour == "refuses":
             return NotSent("connection refused")
+        if (objection := objection_of(kwargs)) is not None:
+            return NotSent(objection)
         self.sends += 1
         self.seen.append(request)
         on_sent = kwargs.get("on_sent")
@@ -102,6 +105,12 @@ class Api:
         if key is not None:
             self.by_key[key] = effect
         return _json(200, effect)
+
+
+def objection_of(options: dict[str, Any]) -> str | None:
+    """What the gate of a send says, asked directly before its first byte."""
+    gate = options.get("gate")
+    return gate() if gate is not None else None
 
 
 def _json(status: int, value: Any, headers: Headers = ()) -> Opened:
@@ -152,6 +161,7 @@ def engine(
     *,
     point: str | None = None,
     settings: Settings | None = None,
+    rights: Rights | None = None,
 ) -> tuple[Engine, Callers, KillAt]:
     """One life of the proxy."""
     kill = KillAt(point)
@@ -164,6 +174,7 @@ def engine(
         clock=clock,
         metrics=Metrics(),
         settings=settings,
+        rights=rights,
         failpoints=kill,  # type: ignore[arg-type]
     )
     depart = made.depart

@@ -23,9 +23,7 @@ from proxy.errors import CODES, ServiceError
 from proxy.ledger.base import Change, Query
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
-from proxy.service.checkpoints import CheckpointService
-from proxy.service.operations import OperationService
-from proxy.service.resume import Resumes
+from tests.fakes.serving import services_of
 
 AGENT = {"Authorization": "Bearer agent-token"}
 OPERATOR = {"Authorization": "Bearer operator-token"}
@@ -39,7 +37,6 @@ class World:
 
     ledger: MemoryLedger
     control: Control
-    checkpointing: CheckpointService
     session: aiohttp.ClientSession
     url: str = ""
     settled: list[str] = field(default_factory=list)
@@ -93,20 +90,16 @@ async def world() -> AsyncIterator[World]:
     clock = SystemClock()
     ledger = MemoryLedger(clock)
     await ledger.open()
-    checkpointing = CheckpointService(ledger, size_max=100_000)
     async with aiohttp.ClientSession() as session:
         holder: list[World] = []
-        service = OperationService(
-            ledger=ledger,
-            clock=clock,
-            services=lambda: (),
-            settle=lambda key: holder[0].settle(key),
-            reload=lambda: holder[0].reload(),
-        )
         control = Control(
-            service=service,
-            checkpointing=checkpointing,
-            resumes=Resumes(ledger, service.operations),
+            services=services_of(
+                ledger,
+                clock,
+                settle=lambda key: holder[0].settle(key),
+                reload=lambda: holder[0].reload(),
+                checkpoint_max=100_000,
+            ),
             metrics=Metrics(),
             tokens=Tokens(
                 [
@@ -117,7 +110,7 @@ async def world() -> AsyncIterator[World]:
             not_ready=lambda: holder[0].not_ready,
             hosts=("onceproxy.internal",),
         )
-        made = World(ledger, control, checkpointing, session)
+        made = World(ledger, control, session)
         holder.append(made)
         made.url = f"http://{await control.start(Address('127.0.0.1', 0))}"
         yield made
@@ -129,7 +122,8 @@ async def world() -> AsyncIterator[World]:
 
 
 def _concrete(path: str) -> str:
-    return path.replace("{key:.+}", "some%2Fkey").replace("{run}", "some-run")
+    path = path.replace("{key:.+}", "some%2Fkey")
+    return path.replace("{run}", "some-run").replace("{id}", "apr-0")
 
 
 async def test_every_route_but_the_probes_wants_a_token(world: World) -> None:

@@ -271,12 +271,23 @@ async def test_an_identity_that_cannot_be_used_is_a_400(client: RawClient, field
     assert json.loads(got.body)["error"]["code"] == "bad-request"
 
 
-async def test_a_run_token_is_told_from_the_step(echo: Echo) -> None:
-    async with open_door(echo, run_tokens=True) as door, RawClient(door.port) as client:
-        await client.ask(f"GET http://a.test/ HTTP/1.1\r\nHost: a\r\n{basic('r:s:tok')}\r\n\r\n")
-        identity = echo.arrivals[0].identity
-        assert identity is not None
-        assert (identity.run, identity.step, echo.arrivals[0].token) == ("r", "s", "tok")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        basic("r:s:once_" + "a" * 43),
+        basic("r:s") + "\r\nX-Run-Token: once_" + "a" * 43,
+        "X-Run-Id: r\r\nX-Step-Id: s\r\nX-Run-Token: once_" + "a" * 43,
+    ],
+)
+async def test_a_run_token_is_told_from_the_step(
+    client: RawClient, echo: Echo, fields: str
+) -> None:
+    got = await client.ask(f"GET http://a.test/ HTTP/1.1\r\nHost: a\r\n{fields}\r\n\r\n")
+    identity = echo.arrivals[0].identity
+    assert identity is not None
+    assert (identity.run, identity.step) == ("r", "s")
+    assert echo.arrivals[0].token == "once_" + "a" * 43
+    assert "once_" not in got.body.decode(), "it does not go on to the service"
 
 
 # Bodies

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.core.runs import next_epoch
 from proxy.ledger import checkpoints
 from proxy.ledger.backup import copy, restore
 from proxy.ledger.base import (
@@ -107,7 +108,7 @@ async def test_a_run_begins_with_its_first_checkpoint_and_goes_on_as_it_is(ledge
     row = ledger.run(RUN)
     assert row is not None
     assert (row.epoch, row.generation) == (1, ledger.generation)
-    await ledger.begin_epoch(RUN)
+    await ledger.amend(RUN, next_epoch(0.0))
     await save(ledger, b"y")
     made = await ledger.commit(first(operation()))
     row = ledger.run(RUN)
@@ -289,7 +290,7 @@ async def test_an_older_one_that_is_saved_again_changes_nothing_else(ledger: Led
     made = await ledger.commit(first(operation()))
     await save(ledger, b"before")
     ended = await ledger.commit(change(made, succeeded(), answer=ANSWER))
-    await ledger.begin_epoch(RUN)
+    await ledger.amend(RUN, next_epoch(0.0))
     await save(ledger, b"after")
     history, row = await ledger.history(made.key), ledger.run(RUN)
     old = await content(ledger, 1)
@@ -307,7 +308,7 @@ async def test_checkpoints_and_operations_share_batches_without_harm(ledger: Led
         *(ledger.commit(one) for one in new),
         *(ledger.save_checkpoint(RUN, b"%d" % n, conditions=[ABSENT]) for n in range(5)),
         *(ledger.save_checkpoint("other", b"%d" % n) for n in range(5)),
-        ledger.begin_epoch(RUN),
+        ledger.amend(RUN, next_epoch(0.0)),
         return_exceptions=True,
     )
     assert sum(isinstance(end, StaleCheckpoint) for end in ends) == 4

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.core.model import EMPTY, Answer, Body
 from proxy.core.operation import Event, Kind, State
+from proxy.core.runs import next_epoch
 from proxy.ledger.base import Change, Conflict, Ledger, Lookalike, Query
 from tests.ledger.support import (
     ANSWER,
@@ -226,16 +227,16 @@ async def test_a_run_exists_from_its_first_change(ledger: Ledger) -> None:
     await ledger.commit(first(operation("b", epoch=3)))
     run = ledger.run("case-7")
     assert run is not None
-    assert (run.epoch, run.status, run.generation) == (2, "open", ledger.generation)
+    assert (run.epoch, run.closed, run.generation) == (2, None, ledger.generation)
     assert run.created_at == NOW
 
 
 async def test_each_start_of_a_run_is_its_next_epoch(ledger: Ledger) -> None:
-    begun = await ledger.begin_epoch("case-7")
-    assert (begun.epoch, begun.status, begun.generation) == (1, "open", ledger.generation)
+    begun = await ledger.amend("case-7", next_epoch(0.0))
+    assert (begun.epoch, begun.closed, begun.generation) == (1, None, ledger.generation)
     await ledger.commit(first(operation(epoch=1)))
-    assert (await ledger.begin_epoch("case-7")).epoch == 2
-    epochs = await asyncio.gather(*(ledger.begin_epoch("case-7") for _ in range(3)))
+    assert (await ledger.amend("case-7", next_epoch(0.0))).epoch == 2
+    epochs = await asyncio.gather(*(ledger.amend("case-7", next_epoch(0.0)) for _ in range(3)))
     assert [run.epoch for run in epochs] == [3, 4, 5]
     assert ledger.run("case-7") == epochs[-1]
     assert await ledger.verify() == []

@@ -17,12 +17,13 @@ from urllib.parse import parse_qsl
 
 from proxy.core.model import Body, Lost, NotSent, Request
 from proxy.core.operation import Kind, Operation, State
+from proxy.core.runs import next_epoch
 from proxy.engine import Settings
 from proxy.ledger.base import Query
 from proxy.net.exchange import Arrival, Reply
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted import LOST, Proxy, answer, ruleset
-from tests.fakes.world import Opened, body_of, outcome, post
+from tests.fakes.world import Opened, body_of, objection_of, outcome, post
 
 HOST = "api.world.test"
 HEAD = f"""\
@@ -134,6 +135,8 @@ class Service:
         if kwargs.get("stream") is not None:  # a call that is passed on unread
             data = b"".join([chunk async for chunk in kwargs["stream"]])
             request = request.with_(body=Body.of(data))
+        if (objection := objection_of(kwargs)) is not None:
+            return NotSent(objection)
         self.wire.append(request)
         self.working += 1
         self.most = max(self.most, self.working)
@@ -263,7 +266,7 @@ class World:
 
     async def resume(self, run: str = "R") -> None:
         """The agent's next start under the same run id."""
-        await self.proxy.ledger.begin_epoch(run)
+        await self.proxy.ledger.amend(run, next_epoch(0.0))
 
     async def settle(self, seconds: float, every: float = 5.0) -> None:
         """Time passes with nobody calling; the proxy settles what it can."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.decide import Answer, Forward, Hold, Refuse, bind
-from proxy.core.operation import Event, Kind, Operation
+from proxy.core.decide import Answer, Forward, Hold, Reconcile, Refuse, RequestApproval, bind
+from proxy.core.operation import Event, Kind, Operation, evolve, evolve_all
 from tests.fakes.operations import (
     T,
     absent,
@@ -31,7 +31,8 @@ THROTTLED = operation(started(), answered("not_applied", status=429))
 UNSENT = operation(started(), not_sent())
 DENIED = operation(started(), not_sent(denied=True))
 ABSENT = operation(started(), lost(), absent())
-WAITING = operation(Event(Kind.APPROVAL_REQUESTED, T))
+ASKED = {"id": "apr-1", "digest": "d", "rule_digest": "", "expires_at": T + 3600}
+WAITING = operation(Event(Kind.APPROVAL_REQUESTED, T, ASKED))
 OURS = operation(started(), answered("succeeded"), account="ours")
 THEIRS = {"account": "theirs"}
 OTHER = {"fingerprint": "other", "core_fingerprint": "other"}
@@ -134,15 +135,99 @@ def test_a_replay_of_another_wording_is_noted() -> None:
 
 
 ASKS = "the rule asks for an approval"
+WAITS = "it waits for an approval"
+UNALLOWED = "no approval for a re-send"
+LATER = {"after": 3700.0}
+CHANGED_RULE = {"digest": "another"}
+FIRST = {"attempts_before": 0}
+
+
+def decided(kind: Kind, before: Operation = WAITING) -> Operation:
+    return evolve(before, Event(kind, T + 1, {"id": "apr-1", "by": "ann", "note": "too much"}))
+
+
+GRANTED = decided(Kind.APPROVAL_GRANTED)
+REFUSED = decided(Kind.APPROVAL_DENIED)
+USED = evolve_all(GRANTED, [started(), lost()])
+WITHDRAWN = decided(Kind.APPROVAL_REVOKED, USED)
+TURNED_AWAY = evolve_all(GRANTED, [started(), answered("not_applied", status=429)])
 
 
 @table(
-    Case("nothing was sent yet", None, Refuse, ASKS, "approval-required", ask=NEEDS),
-    Case("it had no effect", ABSENT, Refuse, ASKS, "approval-required", ask=NEEDS),
+    Case("nothing was sent yet", None, RequestApproval, ASKS, ask=NEEDS),
+    Case("it had no effect", ABSENT, RequestApproval, ASKS, ask=NEEDS),
     Case("its end is recorded", SUCCEEDED, Answer, "succeeded", ask=NEEDS),
-    Case("it may have had its effect", UNKNOWN, Forward, "re-sent under the same key", ask=NEEDS),
+    Case("it may have had its effect", UNKNOWN, Refuse, UNALLOWED, "outcome-unresolved", ask=NEEDS),
     Case("none is needed", None, Forward, "first attempt"),
-    Case("it waits for one", WAITING, Refuse, "it waits for an approval", "approval-required"),
+    Case("it waits for one", WAITING, Refuse, WAITS, "approval-required", ask=NEEDS | FIRST),
+    Case(
+        "another request meanwhile",
+        WAITING,
+        Refuse,
+        "drift",
+        "operation-mismatch",
+        ask=NEEDS | FIRST | OTHER,
+    ),
+    Case("granted", GRANTED, Forward, "a person has allowed it", ask=NEEDS | FIRST),
+    Case(
+        "granted, and another request",
+        GRANTED,
+        Refuse,
+        "drift",
+        "operation-mismatch",
+        ask=NEEDS | FIRST | OTHER,
+    ),
+    Case(
+        "granted, and it ran out", GRANTED, RequestApproval, ASKS, ask=NEEDS | FIRST, after=3600.0
+    ),
+    Case("nobody decided in time", WAITING, RequestApproval, ASKS, ask=NEEDS | FIRST, after=3600.0),
+    Case(
+        "granted under another rule",
+        GRANTED,
+        RequestApproval,
+        ASKS,
+        ask=NEEDS | FIRST,
+        endpoint=CHANGED_RULE,
+    ),
+    Case("denied", REFUSED, Refuse, "approval denied", "approval-denied", ask=NEEDS | FIRST),
+    Case(
+        "denied, and the rule asks no more",
+        REFUSED,
+        Refuse,
+        "approval denied",
+        "approval-denied",
+        ask=FIRST,
+    ),
+    Case("denied, and edited", REFUSED, RequestApproval, ASKS, ask=NEEDS | FIRST | OTHER),
+    Case("used, lost", USED, Forward, "re-sent under the same key", ask=NEEDS, after=60.0),
+    Case("used, lost, ran out", USED, Refuse, UNALLOWED, "outcome-unresolved", ask=NEEDS, **LATER),
+    Case(
+        "used, lost, revoked",
+        WITHDRAWN,
+        Refuse,
+        "approval revoked",
+        "approval-denied",
+        ask=NEEDS,
+        after=60.0,
+    ),
+    Case(
+        "used, lost, revoked, and the API can be asked",
+        WITHDRAWN,
+        Reconcile,
+        "asking the API whether the effect exists",
+        ask=NEEDS,
+        seen={"lookup": True},
+        after=60.0,
+    ),
+    Case(
+        "used, throttled",
+        TURNED_AWAY,
+        Forward,
+        "known to have had no effect",
+        ask=NEEDS,
+        after=60.0,
+    ),
+    Case("used, throttled, ran out", TURNED_AWAY, RequestApproval, ASKS, ask=NEEDS, **LATER),
 )
 def test_approval(case: Case) -> None:
     check(case)

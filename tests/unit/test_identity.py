@@ -26,6 +26,9 @@ KEY_PART = re.compile(r"[!-$&-.0-~]*(?:%[0-9A-F]{2}[!-$&-.0-~]*)*")
 # --- where a name comes from ----------------------------------------------------------------------
 
 
+TOKEN = "once_" + "a" * 43
+
+
 @pytest.mark.parametrize(
     "sources",
     [
@@ -36,7 +39,10 @@ KEY_PART = re.compile(r"[!-$&-.0-~]*(?:%[0-9A-F]{2}[!-$&-.0-~]*)*")
         Sources(credential=("r1", "s1")),
         Sources(credential=("r1", "-"), step="s1"),
         Sources(credential=("r1", ""), path=("-", "s1")),
-        Sources(credential=("r1", "s1:secret-token"), tokens=True),
+        Sources(credential=("r1", f"s1:{TOKEN}")),
+        Sources(credential=("r1", f"s1%3A{TOKEN}")),
+        Sources(path=("r1", f"s1:{TOKEN}")),
+        Sources(run="r1", step="s1", token_field=TOKEN),
         Sources(run="r1", credential=("r1", "s1"), baggage="run.id=r1", path=("r1", "-")),
     ],
 )
@@ -116,13 +122,23 @@ def test_control_characters_are_refused(raw: str) -> None:
             identify(sources)
 
 
-def test_a_colon_in_a_password_is_part_of_the_step_unless_tokens_are_in_use() -> None:
+def test_a_colon_in_a_password_is_part_of_the_step_unless_a_token_follows() -> None:
     assert identify(Sources(credential=("r", "call:7"))).step == "call:7"
     assert Sources(credential=("r", "call:7")).token is None
-    with_token = Sources(credential=("r", "call%3A7:to:ken"), tokens=True)
+    with_token = Sources(credential=("r", f"call%3A7:{TOKEN}"))
     assert identify(with_token).step == "call:7"
-    assert with_token.token == "to:ken"
-    assert Sources(credential=("r", "call"), tokens=True).token is None
+    assert with_token.token == TOKEN
+    alone = Sources(credential=("r", TOKEN))
+    assert (identify(alone).step, alone.token) == (None, TOKEN)
+    assert Sources(path=("r", f"s:{TOKEN}")).token == TOKEN
+
+
+def test_two_tokens_in_one_call_are_refused() -> None:
+    both = Sources(credential=("r", f"s:{TOKEN}"), token_field="once_" + "b" * 43)
+    with pytest.raises(BadIdentity, match="two run tokens"):
+        _ = both.token
+    same = Sources(credential=("r", f"s:{TOKEN}"), token_field=TOKEN)
+    assert same.token == TOKEN
 
 
 def test_sources_are_read_from_header_fields_in_any_spelling() -> None:
@@ -146,7 +162,7 @@ def test_a_repeated_field_must_repeat_its_value() -> None:
 
 
 def test_identity_fields_are_listed_in_lower_case() -> None:
-    assert {"x-run-id", "x-step-id", "x-operation-id"} == IDENTITY_HEADERS
+    assert {"x-run-id", "x-step-id", "x-operation-id", "x-run-token"} == IDENTITY_HEADERS
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from proxy.core.operation import (
     Kind,
     Operation,
     State,
+    changed,
     evolve,
     evolve_all,
 )
@@ -55,9 +56,16 @@ def answered(number: int, verdict: str, **more: object) -> Event:
 
 RESOLVED = Event(Kind.OPERATOR_RESOLVED, 4.0, {"as": "happened", "by": "ann"})
 
+ASKED = {"id": "apr-1", "digest": "d", "rule_digest": "r", "expires_at": 100.0}
+DECISIONS = (
+    Kind.APPROVAL_GRANTED,
+    Kind.APPROVAL_DENIED,
+    Kind.APPROVAL_EXPIRED,
+    Kind.APPROVAL_REVOKED,
+)
 EXAMPLES = {
     None: NEW,
-    State.AWAITING_APPROVAL: evolve(NEW, Event(Kind.APPROVAL_REQUESTED, 2.0)),
+    State.AWAITING_APPROVAL: evolve(NEW, Event(Kind.APPROVAL_REQUESTED, 2.0, ASKED)),
     State.IN_FLIGHT: evolve(NEW, started(1)),
     State.UNKNOWN: evolve_all(NEW, [started(1), lost(1)]),
     State.NOT_APPLIED: evolve_all(NEW, [started(1), not_sent(1)]),
@@ -88,6 +96,10 @@ def an_event(kind: Kind, operation: Operation) -> Event:
             return Event(kind, 4.0, {"as": what})
         case Kind.ANSWER_DELIVERED:
             return Event(kind, 4.0, {"epoch": 1})
+        case Kind.APPROVAL_REQUESTED:
+            return Event(kind, 4.0, ASKED)
+        case kind if kind in DECISIONS:
+            return Event(kind, 4.0, {"id": "apr-1", "by": "ann"})
         case _:
             return Event(kind, 4.0, {})
 
@@ -95,6 +107,8 @@ def an_event(kind: Kind, operation: Operation) -> Event:
 @pytest.mark.parametrize(("state", "kind"), list(itertools.product(EXAMPLES, Kind)))
 def test_every_pair_follows_the_table_or_changes_nothing(state: State | None, kind: Kind) -> None:
     before = EXAMPLES[state]
+    if kind in DECISIONS and state is not None:
+        before = changed(before, approval=EXAMPLES[State.AWAITING_APPROVAL].approval)
     event = an_event(kind, before)
     if kind in NOTES:
         if state is None:
@@ -107,7 +121,6 @@ def test_every_pair_follows_the_table_or_changes_nothing(state: State | None, ki
     else:
         with pytest.raises(IllegalTransition):
             evolve(before, event)
-        assert before == EXAMPLES[state]
 
 
 def test_a_later_refusal_does_not_close_an_earlier_maybe_sent_attempt() -> None:

@@ -1,15 +1,16 @@
 """One call, one snapshot, one decision with its reason.
 
-The questions are asked in this order, and the first one that has an answer decides: is it the same
-account, is it the same request, may it be sent without a person, may a lost ledger have sent it,
-what does its state allow. Each is a file of its own. First call, duplicate, recovery and background
-settling all come through here.
+The questions are asked in this order, and the first one that has an answer decides: may this run
+have anything at all, is it the same account, is it the same request, may a lost ledger have sent
+it, what does its state allow. Where the answer is a send, that needs authority, budget and approval
+(``sending``). Each is a file of its own. First call, duplicate, recovery and background settling
+all come through here.
 """
 
 from __future__ import annotations
 
 from proxy.core.decide.account import other_account
-from proxy.core.decide.approval import approval_missing
+from proxy.core.decide.authority import barred
 from proxy.core.decide.decision import (
     Answer,
     Ask,
@@ -22,6 +23,7 @@ from proxy.core.decide.decision import (
     Question,
     Reconcile,
     Refuse,
+    RequestApproval,
     Snapshot,
     Watch,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "Presume",
     "Reconcile",
     "Refuse",
+    "RequestApproval",
     "Snapshot",
     "Watch",
     "bind",
@@ -53,9 +56,9 @@ __all__ = [
 def decide(ask: Ask, endpoint: Endpoint, snapshot: Snapshot, limits: Limits) -> Decision:
     question = Question(ask, endpoint, snapshot, limits)
     return (
-        other_account(question)
+        barred(question)
+        or other_account(question)
         or drifted(question)
-        or approval_missing(question)
         or doubted(question)
         or by_state(question)
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import field
 
+from proxy.core.authority import OPEN, Standing
 from proxy.core.model import frozen
 from proxy.core.operation import Event, Operation
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
+from proxy.core.runs import Shortage
 
 
 @frozen
@@ -62,6 +64,7 @@ class Snapshot:
     watch: Watch = Watch()
     lookup: bool = False  # the rule has a lookup for the stored request
     rewritten: bool = False  # another operation wrote to that URL since
+    standing: Standing = OPEN  # of the run, for this endpoint
     doubt: float | None = None  # a lost ledger may have sent it, since that moment at the earliest
 
 
@@ -91,6 +94,14 @@ class Presume:
 
     reason: str
     since: float
+
+
+@frozen
+class RequestApproval:
+    """Ask a person, and send nothing. ``expired``: an earlier request of this operation ran out."""
+
+    reason: str
+    expired: bool = False
 
 
 @frozen
@@ -126,6 +137,7 @@ class Refuse:
     refusal: Refusal
     notes: tuple[Event, ...] = ()
     blocked_by: str | None = None  # to be recorded on the unknown operation when it changed
+    short: Shortage | None = None  # of a budget
 
 
 @frozen
@@ -135,7 +147,7 @@ class PassThrough:
     reason: str
 
 
-Decision = Forward | Presume | Reconcile | Hold | Answer | Refuse | PassThrough
+Decision = Forward | Presume | RequestApproval | Reconcile | Hold | Answer | Refuse | PassThrough
 
 
 @frozen

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from proxy.core.decide.decision import Presume, Question
+from proxy.core.decide.decision import Presume, Question, Refuse, RequestApproval
+from proxy.core.decide.sending import not_permitted
 from proxy.core.operation import State
 
 
-def doubted(question: Question) -> Presume | None:
-    """Asked after the approval: what is presumed here may be sent again under its key."""
+def doubted(question: Question) -> Presume | Refuse | RequestApproval | None:
+    """What is presumed may be sent again under its key, so it needs what a send needs."""
     snapshot = question.snapshot
     if snapshot.doubt is None or not question.ask.fresh:
         return None
@@ -15,6 +16,12 @@ def doubted(question: Question) -> Presume | None:
     if operation is None:
         if previous is not None and (previous.undecided or previous.state is State.SUCCEEDED):
             return None  # nothing will be sent
-    elif operation.state is not State.NOT_APPLIED or snapshot.overtaken:
+    elif operation.state not in _NEVER_SENT or snapshot.overtaken:
         return None
-    return Presume("a ledger that is lost may have sent it", snapshot.doubt)
+    return not_permitted(question) or Presume(
+        "a ledger that is lost may have sent it", snapshot.doubt
+    )
+
+
+_NEVER_SENT = (State.NOT_APPLIED, State.AWAITING_APPROVAL)
+"""As far as this ledger knows."""

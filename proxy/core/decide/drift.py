@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.core.decide.approval import lapsed
 from proxy.core.decide.decision import Answer, Ask, Question, Refuse
 from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.refusal import Refusal
@@ -14,6 +15,10 @@ def drifted(question: Question) -> Answer | Refuse | None:
         return None
     if operation.state is State.NOT_APPLIED and not operation.ever_left:
         return None  # nothing ever left: the new request takes the place of the old one
+    if operation.state is State.AWAITING_APPROVAL:
+        if operation.approval is None or lapsed(question, operation.approval):
+            return None
+        return mismatch(operation, "Another request of this operation waits for an approval.")
     if operation.intent.core_fingerprint == ask.core_fingerprint:
         if operation.state not in (State.SUCCEEDED, State.FAILED):
             return None  # settle the first; what it came to decides

@@ -20,6 +20,7 @@ from proxy.core.decide.decision import (
     Refuse,
 )
 from proxy.core.decide.drift import mismatch
+from proxy.core.decide.sending import forward, not_permitted
 from proxy.core.operation import STOPPED, End, Operation, State
 from proxy.core.refusal import Refusal
 
@@ -44,10 +45,7 @@ def by_state(question: Question) -> Decision:
         case State.FAILED:
             return _failed(operation)
         case State.AWAITING_APPROVAL | None:
-            return Refuse(
-                "it waits for an approval",
-                _refusal("approval-required", operation, "No approval has been given."),
-            )
+            return forward(question, "a person has allowed it", len(operation.attempts) + 1)
         case _:
             assert_never(operation.state)
 
@@ -65,7 +63,7 @@ def _first(question: Question) -> Decision:
             "an earlier version is undecided",
             _refusal("outcome-unresolved", previous, "An earlier attempt has no known outcome."),
         )
-    return Forward("first attempt", 1)
+    return forward(question, "first attempt", 1)
 
 
 def _succeeded(operation: Operation) -> Decision:
@@ -114,7 +112,7 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
     wait = _backoff_left(question, operation)
     if wait > 0:
         return _settling("waiting before the next send", wait, operation)
-    return Forward("known to have had no effect", len(operation.attempts) + 1)
+    return forward(question, "known to have had no effect", len(operation.attempts) + 1)
 
 
 def _unknown(question: Question, operation: Operation) -> Decision:
@@ -122,7 +120,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
     needs_credential = any(a.credential is not None for a in operation.attempts)
     lacks_credential = needs_credential and ask.credential is None
     permit = None if lacks_credential else _permit(question, operation)
-    if permit is not None:
+    stop = not_permitted(question) if permit is not None else None
+    if permit is not None and stop is None:
         wait = _backoff_left(question, operation)
         if wait > 0:
             return _settling("waiting before the re-send", wait, operation)
@@ -139,6 +138,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         return Reconcile("asking the API whether the effect exists")
     if lacks_credential:
         return no_credential(operation)
+    if stop is not None:
+        return stop  # it could be sent again, and may not
     if _just_refused(question, operation):
         status = operation.last.status if operation.last is not None else None
         blocked_by = "credentials" if status in (401, 403, 407) else "ambiguous"

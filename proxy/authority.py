@@ -1,0 +1,149 @@
+"""What a run may do at this moment, from the ledger's rows, the configuration's lists, and what is
+being taken away just now.
+
+An operator who revokes wants no send after the answer, and the ledger takes a moment. So a
+revocation counts from the instant it is asked for (``revoking``), and every send asks once more
+directly before its first byte (``objection``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from urllib.parse import unquote
+
+from proxy.core.authority import OPEN, Bar, Lists, Standing, bar_of
+from proxy.core.decide.budget import READ, WRITE
+from proxy.core.operation import Operation
+from proxy.core.runs import Amounts, Charge, Run, shortage
+from proxy.ledger.base import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the configuration says about runs. ``budget``: the limits of a run that sets none."""
+
+    lists: Lists = field(default_factory=Lists)
+    budget: Amounts = field(default_factory=dict)
+    tokens_required: bool = False
+    fence: bool = False  # calls of a start that a newer one has taken over from are refused
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who asks, for what. ``run`` as in an operation key, "" for none; ``token``: digest of the run
+    token that the call carries; ``epoch`` None: whichever is the newest; ``believed``: it is the
+    proxy's own background, which needs no token."""
+
+    run: str
+    service: str
+    endpoint: str
+    method: str
+    token: str | None = None
+    epoch: int | None = None
+    believed: bool = False
+
+
+class Authority:
+    def __init__(self, ledger: Ledger, rights: Rights | None = None) -> None:
+        self._ledger = ledger
+        self.rights = rights or Rights()
+        self.write = Charge(WRITE, self.rights.budget)
+        self.unasked = Charge(WRITE, enforce=False)  # where nothing may be refused
+        self.read = Charge(READ, self.rights.budget)
+        self.unasked_read = Charge(READ, enforce=False)
+        self._revoking: Counter[str] = Counter()  # runs whose revocation is not durable yet
+        self._tokens: Counter[str] = Counter()  # run tokens, by digest
+        self._withdrawn: Counter[str] = Counter()  # operations whose approval is being revoked
+        lists = self.rights.lists
+        self._plain = not (lists.allow or lists.deny or self.rights.tokens_required)
+
+    def standing(self, access: Access, charge: Charge | None = None) -> Standing:
+        """``charge``: what a first attempt would cost. Raises Damaged."""
+        run = self._ledger.run(access.run) if access.run else None
+        free = charge is None or not charge.defaults
+        if run is None and access.token is None and free and self._plain and not self._revoking:
+            return OPEN
+        above = self._ledger.above(run) if run is not None and run.parent else ()
+        bar = self._bar(access, run, above)
+        stop = self._stop(access, run)
+        short = None
+        if charge is not None and access.run:
+            for each in (run or Run(access.run), *above):
+                short = short or shortage(each, charge)
+        if bar is None and stop is None and short is None:
+            return OPEN
+        return Standing(bar, stop, short)
+
+    def epoch_of(self, run: Run | None, token: str | None) -> int:
+        """The start of its run that a call belongs to."""
+        if run is None:
+            return 1
+        held = run.token(token) if token is not None else None
+        return held.epoch if held is not None else run.epoch
+
+    def objection(self, access: Access, operation: Operation | None = None) -> str | None:
+        """Directly before the first byte: why it must not leave after all. ``operation``: the one
+        that an attempt of is to be sent, as its intent was committed."""
+        if operation is not None and operation.approval is not None:
+            stored = self._ledger.get(operation.key)
+            approval = stored.approval if stored is not None else None
+            if operation.key in self._withdrawn or approval is None or not approval.given:
+                return "its approval was revoked"
+        run = self._ledger.run(access.run) if access.run else None
+        above = self._ledger.above(run) if run is not None and run.parent else ()
+        bar = self._bar(access, run, above)
+        return bar.detail if bar is not None else None
+
+    @contextlib.contextmanager
+    def revoking(self, *, run: str = "", token: str = "", key: str = "") -> Iterator[None]:
+        """While it lasts, nothing of that run, token or operation begins to be sent."""
+        flags = ((self._revoking, run), (self._tokens, token), (self._withdrawn, key))
+        for flagged, name in flags:
+            if name:
+                flagged[name] += 1
+        try:
+            yield
+        finally:
+            for flagged, name in flags:
+                if name:
+                    flagged[name] -= 1
+                    if not flagged[name]:
+                        del flagged[name]
+
+    def _bar(self, access: Access, run: Run | None, above: Sequence[Run]) -> Bar | None:
+        if self._revoking and any(
+            self._revoking[name] for name in (access.run, *(each.run for each in above))
+        ):
+            return _BEING_REVOKED
+        if access.token is not None and self._tokens[access.token]:
+            return _BEING_REVOKED
+        required = self.rights.tokens_required and not access.believed
+        if run is None:
+            if access.token is None and not required:
+                return None
+            run = Run(access.run)
+        return bar_of(run, above, access.token, required=required)
+
+    def _stop(self, access: Access, run: Run | None) -> Bar | None:
+        epoch = access.epoch
+        if self.rights.fence and run is not None and epoch is not None and epoch < run.epoch:
+            return _SUPERSEDED
+        lists = self.rights.lists
+        if not (lists.allow or lists.deny):
+            return None
+        name = unquote(access.run)
+        return lists.objection(name, access.service, access.endpoint, access.method)
+
+
+_BEING_REVOKED = Bar("authority-revoked", "It is being revoked.")
+_SUPERSEDED = Bar("superseded", "A newer start of this run has taken over (runs.fence).")
+
+
+@lru_cache(maxsize=1024)
+def token_digest(token: str) -> str:
+    return hashlib.sha256(b"onceproxy run token\0" + token.encode()).hexdigest()

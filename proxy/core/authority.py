@@ -1,0 +1,114 @@
+"""Who may do what: what the configuration allows, and what a run's own standing permits.
+
+``Standing`` is what a decision gets of it. A *bar* stops sends and replays; a *stop* only sends, so
+that an effect that is there is still told; neither stops asking the API about one.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.core.model import frozen
+from proxy.core.runs import Run, Shortage
+
+PARTS = ("run", "service", "endpoint", "method")
+
+
+@frozen
+class Bar:
+    """``code`` is a refusal's."""
+
+    code: str
+    detail: str
+
+
+@frozen
+class Standing:
+    bar: Bar | None = None
+    stop: Bar | None = None
+    short: Shortage | None = None  # one more operation would cost more than is left
+
+
+OPEN = Standing()
+
+
+@frozen
+class Line:
+    """Globs over a run's name, a service, an endpoint's name and a method."""
+
+    run: str = "*"
+    service: str = "*"
+    endpoint: str = "*"
+    method: str = "*"
+
+    @classmethod
+    def parse(cls, value: object) -> Line:
+        """Raises ValueError."""
+        if not isinstance(value, dict) or not value:
+            raise ValueError("a line is a mapping of run, service, endpoint and method")
+        unknown = [str(name) for name in value if name not in PARTS]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: a line has run, service, endpoint, method")
+        for name, glob in value.items():
+            if not isinstance(glob, str) or not glob:
+                raise ValueError(f"{name}: must be a text with * for any")
+        method = str(value.get("method", "*")).upper()
+        return cls(**{**value, "method": method})
+
+    def fits(self, run: str, service: str, endpoint: str, method: str) -> bool:
+        return (
+            fnmatch.fnmatchcase(method, self.method)
+            and fnmatch.fnmatchcase(service, self.service)
+            and fnmatch.fnmatchcase(endpoint, self.endpoint)
+            and fnmatch.fnmatchcase(run, self.run)
+        )
+
+    def plain(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PARTS if getattr(self, name) != "*"}
+
+
+@frozen
+class Lists:
+    """Where ``allow`` is not empty, only what a line of it fits is sent; ``deny`` wins."""
+
+    allow: tuple[Line, ...] = ()
+    deny: tuple[Line, ...] = ()
+
+    def objection(self, run: str, service: str, endpoint: str, method: str) -> Bar | None:
+        """``run``: as the agent names it, "" for a call that names none. ``method`` is as it
+        arrived: methods are case-sensitive, and one in lower case is another one."""
+        about = (run, service, endpoint, method.upper())
+        if any(line.fits(*about) for line in self.deny):
+            return Bar("authority-revoked", "authority.deny closes this endpoint to this run.")
+        if self.allow and not any(line.fits(*about) for line in self.allow):
+            return Bar("authority-revoked", "No line of authority.allow opens this endpoint.")
+        return None
+
+
+def bar_of(run: Run, above: Sequence[Run], token: str | None, *, required: bool) -> Bar | None:
+    """Why nothing goes out for this run, nor is replayed to it. ``token``: digest of the one that
+    the call carries. ``required``: a run whose calls carry none is not believed."""
+    if run.revoked is not None:
+        return Bar("authority-revoked", f"The run was revoked: {run.revoked.reason}")
+    if run.closed is not None:
+        return Bar("run-closed", "The run is closed.")
+    for each in above:
+        if each.revoked is not None:
+            reason = each.revoked.reason
+            return Bar("authority-revoked", f"The run above this one was revoked: {reason}")
+        if each.closed is not None:
+            return Bar("run-closed", "The run above this one is closed.")
+    if token is None:
+        return NO_TOKEN if required else None
+    held = run.token(token)
+    if held is None:
+        return WRONG_TOKEN
+    if held.revoked is not None:
+        return Bar("authority-revoked", f"The run's token was revoked: {held.revoked.reason}")
+    return None
+
+
+NO_TOKEN = Bar("missing-identity", "Only calls with a run token are taken here.")
+WRONG_TOKEN = Bar("authority-revoked", "The call's token is not one of its run.")
