@@ -2,6 +2,7 @@
 #
 #   make demo       the refund story: a worker dies after the API acted, and nothing happens twice
 #   make run        start the proxy            (make run ARGS="--config my.yaml")
+#   make example    kill and resume an agent; examples/README.md   (make example ARGS=plain-loop)
 #   make test       the test suite without the slow tests
 #   make test-all   everything; writes docs/reliability.md
 #   make clients    the SDKs, for Python and Node, that the tests put behind the proxy (without: skipped)
@@ -17,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo run test test-all clients check bench sbom audit lock clean
+.PHONY: help demo run example test test-all clients check bench sbom audit lock clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -29,6 +30,13 @@ demo: $(VENV)/.ready-run
 
 run: $(VENV)/.ready-run
 	@$(BIN)/onceproxy serve $(ARGS)
+
+# Its packages only, at the versions that the tests use.
+EXAMPLE := $(firstword $(ARGS))
+EXAMPLE_NEEDS := examples/$(patsubst langgraph-%,langgraph,$(EXAMPLE))/requirements.txt
+example: $(VENV)/.ready-run
+	@test ! -f $(EXAMPLE_NEEDS) || $(PIP_INSTALL) -r $(EXAMPLE_NEEDS)
+	@$(BIN)/python -m examples.crash $(ARGS)
 
 test: $(VENV)/.ready-dev
 	@$(BIN)/python -m pytest -n auto -m "not slow" $(ARGS)

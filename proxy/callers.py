@@ -253,7 +253,8 @@ class Callers:
                 return of_answer(flight.result.answer, operation, "sent", nobody_asks)
             code = "upstream-lost" if isinstance(flight.result, Lost) else "upstream-not-reached"
             reason = flight.result.reason if isinstance(flight.result, NotSent | Lost) else ""
-            return self._replies.refuse(Refusal(code, reason), bound.endpoint)
+            request = bound.call.request if bound.call is not None else None
+            return self._replies.refuse(Refusal(code, reason), bound.endpoint, request)
         unkept = isinstance(decision, Refuse) and decision.refusal.code == "outcome-not-kept"
         if unkept and operation is not None and flight.answer_for(operation) is not None:
             decision = Answer(decision.reason, operation)  # not kept, but this caller waits for it

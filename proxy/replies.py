@@ -168,7 +168,7 @@ class Replies:
 
     def impatient(self, bound: Bound, decision: Decision | None = None) -> Reply:
         if isinstance(decision, Hold) and decision.seconds is not None:
-            return self.refuse(decision.otherwise, bound.endpoint)
+            return self.refuse(decision.otherwise, bound.endpoint, _request_of(bound))
         operation = self._engine.load(bound).operation
         unknown = operation is not None and operation.state is State.UNKNOWN
         refusal = Refusal(
@@ -183,12 +183,15 @@ class Replies:
     def refuse(
         self, refusal: Refusal, endpoint: Endpoint | None, request: Request | None = None
     ) -> Reply:
-        """``request``: whose host says the shape where no rule has an endpoint."""
+        """``request``: whose host says the shape where no rule has an endpoint, and whose id is the
+        answer's where calls have ids."""
         service, title = (endpoint.service, endpoint.name) if endpoint is not None else ("", "")
         self._metrics.decided(service, title, "refused")
         log.info("refused", code=refusal.code, operation=refusal.operation, detail=refusal.detail)
         if endpoint is not None and endpoint.match is not None:
             shape = endpoint.refusal
+            if shape is None and jsonrpc.speaks(endpoint):
+                shape = jsonrpc.shape(refusal, request)
         elif request is not None:
             shape = self._engine.rules.refusal_at(request.host, request.port)
         else:

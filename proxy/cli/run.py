@@ -19,7 +19,7 @@ import click
 
 from proxy.cli.client import ControlClient, NotRunning, Refused, Serving
 from proxy.cli.common import PORT, stop, with_config
-from proxy.cli.environ import child_environment
+from proxy.cli.environ import UNNAMED, child_environment
 from proxy.cli.helper import helpers_dir
 from proxy.cli.launch import CannotStart, calls_seen, proxy_for
 from proxy.configload import Loaded
@@ -31,7 +31,11 @@ NOT_EXECUTABLE = 126
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--run-id", help="Name of the run; the same again resumes it.  [default: a new one]")
+@click.option(
+    "--run-id",
+    help="Name of the run; the same again resumes it. -: the command names its runs itself, as a "
+    "process that serves many does.  [default: a new one]",
+)
 @click.option(
     "--step", help="Name of this process's one step; auto: a step for each different call."
 )
@@ -45,7 +49,7 @@ def run(
 
     A proxy is started if none runs with this state directory. Without --step the agent names its
     steps itself (X-Step-Id, or onceproxy_step for Python and onceproxy.step for Node), and a write
-    to a service with a rule is refused if it names none.
+    to a service with a rule is refused if it names none. With --run-id - it names its runs too.
     """
     run = run_id or new_run_id()
     try:
@@ -77,8 +81,9 @@ def _run(
     made: bool,
 ) -> int:
     """``made``: the run's name was made just now."""
-    new = {"new": True} if made else {}
-    ControlClient(loaded.config).post(f"/v1/runs/{quote(run, safe='')}/resume", new)
+    if run != UNNAMED:
+        new = {"new": True} if made else {}
+        ControlClient(loaded.config).post(f"/v1/runs/{quote(run, safe='')}/resume", new)
     bundle = None
     if found.ca_cert is not None:
         bundle = write_bundle(loaded.config.state_dir, Path(found.ca_cert))

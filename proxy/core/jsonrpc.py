@@ -1,20 +1,36 @@
-"""JSON-RPC's own bookkeeping: ids that a client makes up for one exchange.
+"""JSON-RPC's own bookkeeping: what a client says about one exchange and about itself.
 
-They are no part of what a request means, and a client takes only the answer that has the id of its
-own request: an answer from the ledger gets that one. Every other byte stays as it was recorded.
+It is no part of what a request means, and a client takes only the answer that has the id of its own
+request: an answer from the ledger gets that one. Every other byte stays as it was recorded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from proxy.core.bodies import BodyMissing, is_json, media_type, parse_json
 from proxy.core.model import Answer, Body, Request
+from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
 from proxy.core.splice import CannotSplice, read_member, write_member
 
-NOISE: Final = ("body.id", "body.params._meta.progressToken")
+_MCP: Final = "io.modelcontextprotocol"
+NOISE: Final = (
+    "body.id",
+    "body.params._meta.progressToken",
+    # W3C trace context, in MCP's place for it.
+    *(f"body.params._meta.{name}" for name in ("traceparent", "tracestate", "baggage")),
+    # Since 2026-07-28 each MCP request says who makes it; a resumed agent may be a newer one.
+    *(
+        f'body.params._meta."{_MCP}/{name}"'
+        for name in ("protocolVersion", "clientInfo", "clientCapabilities", "logLevel")
+    ),
+)
+
+REFUSED: Final = -32000  # the first of the codes that are left to servers
+ID_LENGTH: Final = 100  # a longer id is not said again: a refusal stays small
 
 
 def speaks(endpoint: Endpoint) -> bool:
@@ -39,6 +55,17 @@ def addressed(answer: Answer, request: Request) -> Answer:
     except UnicodeDecodeError:
         return answer
     return answer if changed == text else replace(answer, body=Body.of(changed.encode()))
+
+
+def shape(refusal: Refusal, request: Request | None) -> Mapping[str, Any]:
+    """The shape of this refusal: clients of JSON-RPC read no other error, whatever the status."""
+    own = id_of(request.body) if request is not None else None
+    short = isinstance(own, int) or (isinstance(own, str) and len(own) <= ID_LENGTH)
+    data: dict[str, Any] = {"type": "urn:onceproxy:{code}"}
+    data |= {name: f"{{{name}}}" for name in ("detail", "operation", "state", "external_id")}
+    data["retryable"] = refusal.meaning.retryable
+    error = {"code": REFUSED, "message": "{next}", "data": data}
+    return {"body": {"jsonrpc": "2.0", "id": own if short else None, "error": error}}
 
 
 def id_of(body: Body) -> Any:

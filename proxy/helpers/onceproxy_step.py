@@ -5,8 +5,10 @@
     with step(tool_call_id):
         requests.post(...)
 
-The id goes into the header X-Step-Id, which the proxy takes off again. Importing this module arms
-http.client (with requests, urllib3, botocore and others), httpx and aiohttp. Adapters:
+The id goes into the header X-Step-Id, which the proxy takes off again. A process that serves many
+runs is started with ``onceproxy run --run-id - -- ...``, and names them too: ``with run(case_id):``
+around all that is done for one (X-Run-Id). Importing this module arms http.client (with requests,
+urllib3, botocore and others), httpx and aiohttp. Adapters:
 
     ToolNode(tools, wrap_tool_call=langgraph_tool_call, awrap_tool_call=langgraph_tool_call_async)
     Agent(tools=[agents_tool(tool) for tool in tools])  # OpenAI Agents SDK
@@ -24,18 +26,28 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-HEADER = "X-Step-Id"
-_current: contextvars.ContextVar[str] = contextvars.ContextVar("onceproxy_step")
+HEADER, RUN_HEADER = "X-Step-Id", "X-Run-Id"
+_named: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("onceproxy_step")
+
+
+def step(tool_call_id: object) -> contextlib.AbstractContextManager[None]:
+    """All that is sent inside belongs to this tool call, in tasks and threads that inherit it."""
+    return _naming(HEADER, tool_call_id)
+
+
+def run(run_id: object) -> contextlib.AbstractContextManager[None]:
+    """All that is sent inside belongs to this run."""
+    return _naming(RUN_HEADER, run_id)
 
 
 @contextlib.contextmanager
-def step(tool_call_id: object) -> Iterator[None]:
-    """All that is sent inside belongs to this tool call, in tasks and threads that inherit it."""
-    token = _current.set(urllib.parse.quote(str(tool_call_id), safe=""))
+def _naming(header: str, name: object) -> Iterator[None]:
+    text = urllib.parse.quote(str(name), safe="")
+    token = _named.set({**_named.get({}), header: text})
     try:
         yield
     finally:
-        _current.reset(token)
+        _named.reset(token)
 
 
 def langgraph_tool_call(request: Any, execute: Callable[[Any], Any]) -> Any:
@@ -61,14 +73,14 @@ def agents_tool(tool: Any) -> Any:
 
 
 def _wrap(owner: Any, name: str, before: Callable[[Any, Any, Any], None]) -> None:
-    """Let ``before`` see the arguments of each call of a method made inside a step."""
+    """Let ``before`` see the arguments of each call of a method made inside a step or run."""
     method = getattr(owner, name)
     if hasattr(method, "onceproxy_step"):
         return
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _current.get(None) is not None:
+        if _named.get(None):
             before(self, args, kwargs)
         return method(self, *args, **kwargs)
 
@@ -77,19 +89,22 @@ def _wrap(owner: Any, name: str, before: Callable[[Any, Any, Any], None]) -> Non
 
 
 def _http_client(connection: Any, args: Any, kwargs: Any) -> None:
-    start = f"{HEADER}:".lower().encode()
-    if not any(line.lower().startswith(start) for line in connection._buffer):
-        connection.putheader(HEADER, _current.get())
+    for header, name in _named.get().items():
+        start = f"{header}:".lower().encode()
+        if not any(line.lower().startswith(start) for line in connection._buffer):
+            connection.putheader(header, name)
 
 
 def _httpx(client: Any, args: Any, kwargs: Any) -> None:
     request = args[0] if args else kwargs["request"]
-    request.headers.setdefault(HEADER, _current.get())
+    for header, name in _named.get().items():
+        request.headers.setdefault(header, name)
 
 
 def _aiohttp(session: Any, args: Any, kwargs: Any) -> None:
     headers = importlib.import_module("multidict").CIMultiDict(kwargs.get("headers") or ())
-    headers.setdefault(HEADER, _current.get())
+    for header, name in _named.get().items():
+        headers.setdefault(header, name)
     kwargs["headers"] = headers
 
 

@@ -4,15 +4,17 @@
 //   export HTTP_PROXY=http://RUN:STEP@127.0.0.1:8901
 //   node --require /path/to/preload.cjs agent.js
 //
-// A tool call is named with  onceproxy.step(toolCallId, async () => { ... })
+// A tool call is named with  onceproxy.step(toolCallId, async () => { ... })  and, in a process that
+// serves many runs (`onceproxy run --run-id -`), a run with  onceproxy.run(runId, async () => { ... })
 'use strict'
 const http = require('node:http')
 const https = require('node:https')
 const { AsyncLocalStorage } = require('node:async_hooks')
 
 const env = (name) => process.env[name] || process.env[name.toLowerCase()] || ''
-const steps = new AsyncLocalStorage()
-globalThis.onceproxy = { step: (id, work) => steps.run(encodeURIComponent(String(id)), work) }
+const names = new AsyncLocalStorage()
+const naming = (what) => (id, work) => names.run({ ...names.getStore(), [what]: encodeURIComponent(String(id)) }, work)
+globalThis.onceproxy = { run: naming('run'), step: naming('step') }
 
 if (env('HTTP_PROXY')) {
   const proxy = new URL(env('HTTP_PROXY'))
@@ -27,7 +29,10 @@ if (env('HTTP_PROXY')) {
       return (!port || port === portOf(url)) &&
         (name === '*' || url.hostname === name || url.hostname.endsWith('.' + name))
     })
-  const identity = () => [['X-Run-Id', run], ['X-Step-Id', steps.getStore() || ownStep]].filter(([, text]) => text)
+  const identity = () => {
+    const named = names.getStore() || {}
+    return [['X-Run-Id', named.run || run], ['X-Step-Id', named.step || ownStep]].filter(([, text]) => text)
+  }
   const via = (url) => `/via/${url.protocol.slice(0, -1)}/${url.host}`
 
   // fetch. It follows redirects itself, as a Location is relative to the address that was meant.

@@ -117,8 +117,9 @@ class Proxy:
 
 
 def code(reply: Reply) -> str:
-    """The refusal code of a problem document."""
+    """The refusal code of a problem document, or of an error of JSON-RPC."""
     value = json.loads(_bytes(reply))
+    value = value["error"]["data"] if "jsonrpc" in value else value
     return str(value["type"]).removeprefix("urn:onceproxy:")
 
 

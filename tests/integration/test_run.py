@@ -270,11 +270,56 @@ def test_the_usual_python_clients_carry_the_step(proxy: Served, upstream: Api) -
     assert steps == ["requests", "httpx", "given", "httpx-async", "aiohttp"]
 
 
+MANY_RUNS = """
+    import sys, urllib.request
+    from onceproxy_step import run, step
+
+    def send():
+        with urllib.request.urlopen(sys.argv[1], b"amount=5", timeout=60) as answer:
+            print(answer.headers["Onceproxy-Operation"])
+
+    for case in ("case 1", "case:2"):
+        with run(case), step("call_1"):
+            send()
+    with step("call_2"), run("case 1"):
+        send()
+"""
+MANY_RUNS_IN_NODE = """
+    const send = async () => {
+      const answer = await fetch(process.argv[1], {method: 'POST', body: '1'})
+      console.log(answer.headers.get('onceproxy-operation'))
+    }
+    const { run, step } = onceproxy
+    run('case 1', () => step('call_1', send))
+      .then(() => run('case:2', () => step('call_1', send)))
+      .then(() => step('call_2', () => run('case 1', send)))
+"""
+
+
+@pytest.mark.parametrize("language", ["python", "node"])
+def test_a_process_of_many_runs_names_each(proxy: Served, upstream: Api, language: str) -> None:
+    if language == "node" and NODE is None:
+        pytest.skip("Node is not installed")
+    url = f"{upstream.url}/many-{language}"
+    command = python(MANY_RUNS, url)
+    if language == "node":
+        command = [str(NODE), "-e", textwrap.dedent(MANY_RUNS_IN_NODE), url]
+    done = onceproxy("run", "--state-dir", str(proxy.state_dir), "--run-id", "-", "--", *command)
+    assert done.returncode == 0, done.stderr
+    keys = [line.split("/")[:2] for line in done.stdout.splitlines()]
+    assert keys == [["case%201", "call_1"], ["case:2", "call_1"], ["case%201", "call_2"]]
+    named = {name for _, _, headers, _ in upstream.arrived for name in headers}
+    assert not {"X-Run-Id", "X-Step-Id"} & named
+
+
 async def test_adapters_make_each_tool_call_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HELPERS))
     import importlib
 
     helper = importlib.import_module("onceproxy_step")
+
+    def current() -> object:
+        return helper._named.get({}).get("X-Step-Id")
 
     class Call:
         def __init__(self, call_id: str) -> None:
@@ -283,16 +328,16 @@ async def test_adapters_make_each_tool_call_a_step(monkeypatch: pytest.MonkeyPat
 
     class Tool:
         async def on_invoke_tool(self, context: object, arguments: str) -> str:
-            return f"{helper._current.get()} {arguments}"
+            return f"{current()} {arguments}"
 
     async def later(request: Call) -> str:
-        return str(helper._current.get())
+        return str(current())
 
-    assert helper.langgraph_tool_call(Call("a"), lambda _: helper._current.get()) == "a"
+    assert helper.langgraph_tool_call(Call("a"), lambda _: current()) == "a"
     assert await helper.langgraph_tool_call_async(Call("b"), later) == "b"
     tool = Tool()
     assert await helper.agents_tool(tool).on_invoke_tool(Call("c"), "{}") == "c {}"
-    assert helper._current.get(None) is None
+    assert current() is None
     assert "on_invoke_tool" not in vars(tool)
 
 

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from proxy.core.jsonrpc import addressed
+from proxy.core.fingerprint import canonical
+from proxy.core.jsonrpc import NOISE, addressed, shape
 from proxy.core.model import Answer, Body, Request
+from proxy.core.refusal import Refusal
 
 JSON = (("Content-Type", "application/json"),)
 STREAM = (("Content-Type", "text/event-stream; charset=utf-8"),)
@@ -70,3 +72,39 @@ def test_bytes_that_are_no_text_are_left_alone() -> None:
     answer = Answer(200, "", JSON, Body.of(b"\xff\xfe"))
     assert addressed(answer, request(b'{"id": 8}')) is answer
     assert addressed(Answer(200, "", JSON, None), request(b'{"id": 8}')).body is None
+
+
+@pytest.mark.parametrize(
+    ("body", "own"),
+    [
+        (b'{"id": 7}', 7),
+        (b'{"id": "a"}', "a"),
+        (b'{"id": {"x": 1}}', None),
+        (b'{"id": "%b"}' % (b"x" * 101), None),
+        (b"[]", None),
+    ],
+)
+def test_a_refusal_is_an_error_with_the_id_of_the_request(body: bytes, own: object) -> None:
+    for code, again in (("outcome-unknown", True), ("outcome-unresolved", False)):
+        said = shape(Refusal(code, "why"), request(body))["body"]
+        assert (said["jsonrpc"], said["id"]) == ("2.0", own)
+        assert said["error"]["message"] == "{next}"
+        assert said["error"]["data"]["retryable"] is again
+    assert shape(Refusal("run-closed", ""), None)["body"]["id"] is None
+
+
+def test_what_a_client_says_of_itself_and_of_one_exchange_does_not_count() -> None:
+    def meaning(number: int, amount: int) -> object:
+        meta = {
+            "progressToken": number,
+            "traceparent": f"00-{number:032x}-{number:016x}-01",
+            "io.modelcontextprotocol/protocolVersion": f"2026-07-{number}",
+            "io.modelcontextprotocol/clientInfo": {"name": "mcp", "version": f"2.{number}"},
+            "tenant": "acme",
+        }
+        params = {"name": "refund", "arguments": {"amount": amount}, "_meta": meta}
+        body = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+        return canonical(request(json.dumps(body).encode()), noise=NOISE).body.text
+
+    assert meaning(1, 5) == meaning(2, 5)
+    assert meaning(1, 5) != meaning(1, 6)
