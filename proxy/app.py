@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from proxy import __version__, log
+from proxy.approvals import Approvals
 from proxy.authority import Rights
 from proxy.callers import Callers
 from proxy.capacity import room_for
@@ -182,7 +183,7 @@ class App:
         stack.push_async_callback(lambda: engine.stop(self._drain()))
         if ledger.keys_in_use > 1:
             self._background(stack, "sealing", lambda: self._seal_anew(ledger))
-        self._background(stack, "settling", lambda: self._keep_settling(recovery))
+        self._background(stack, "settling", lambda: self._keep_settling(recovery, engine.approvals))
         retention = _retention(config)
         self._background(stack, "retention", lambda: self._keep_pruning(ledger, retention))
         self._background(stack, "writing", lambda: self._keep_writing(ledger))
@@ -407,10 +408,11 @@ class App:
             await self._clock.sleep(SEALING_PAUSE)
         lines.info("all bodies are sealed under the first key: the key file's other lines can go")
 
-    async def _keep_settling(self, recovery: Recovery) -> None:
+    async def _keep_settling(self, recovery: Recovery, approvals: Approvals) -> None:
         while True:
             try:
                 await recovery.settle_all()
+                await approvals.expire()
             except Exception:
                 lines.exception("settling failed")
             await self._clock.sleep(SETTLE_SECONDS)

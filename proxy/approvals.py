@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable
 
 from proxy.clock import Clock
 from proxy.core.approval import request_digest
 from proxy.core.model import Request
-from proxy.core.operation import Consent, Operation
-from proxy.ledger.base import Ledger
+from proxy.core.operation import Consent, Event, IllegalTransition, Kind, Operation, evolve
+from proxy.ledger.base import Change, Conflict, Ledger
+
+EXPIRED_AT_ONCE = 1_000  # operations that are looked at in one pass
 
 
 class NotAsApproved(Exception):
@@ -54,6 +57,23 @@ class Approvals:
             if not future.done():
                 future.set_result(None)
         self.on_change(operation)
+
+    async def expire(self) -> int:
+        """Write down which of those that nobody leans on yet have run out; how many. One that was
+        used is looked at when it matters."""
+        now, found = self._clock.time(), 0
+        open_ = (Consent.WAITING, Consent.GRANTED)
+        for operation in await self._ledger.approvals(open_, EXPIRED_AT_ONCE):
+            approval = operation.approval
+            if approval is None or now < approval.expires_at:
+                continue
+            at = max(now, operation.updated_at)
+            event = Event(Kind.APPROVAL_EXPIRED, at, {"id": approval.id})
+            with contextlib.suppress(Conflict, IllegalTransition):  # something happens to it now
+                change = Change(evolve(operation, event), (event,))
+                self.decided(await self._ledger.commit(change))
+                found += 1
+        return found
 
     async def wait(self, base: str, key: str, seconds: float) -> bool:
         """Until a person has decided on that operation, at most so long; whether one has."""

@@ -52,6 +52,8 @@ class LedgerCounts(Protocol):
 
     async def counts(self) -> Mapping[tuple[str, str, str | None], int]: ...
 
+    async def waiting(self) -> int: ...
+
     async def unsettled(self) -> Sequence[Operation]: ...
 
 
@@ -146,6 +148,9 @@ class Metrics:
             "Connections passed on unopened: seen, not protected",
             ["host_kind"],
             registry=r,
+        )
+        self._waiting = Gauge(
+            "onceproxy_approvals_waiting", "Calls that wait for a person to allow them", registry=r
         )
         self._connections = Gauge(
             "onceproxy_connections", "Callers' connections that are open", registry=r
@@ -309,6 +314,7 @@ class Metrics:
         self._lives.set(int(ledger.generation.partition("-")[0]))
         self._gap.set(0 if ledger.gap is None else 1)
         self._show_counts(await ledger.counts())
+        self._waiting.set(await ledger.waiting())
         unknown = [op for op in await ledger.unsettled() if op.state is State.UNKNOWN]
         # An attempt that is only presumed may be of any age: what counts is how long it is asked.
         ages = (max(op.first_maybe_sent_at or 0, op.created_at) for op in unknown)

@@ -212,7 +212,8 @@ def name(
     view = matched.view if matched else RequestView(request, params)
     try:
         operation, former = _operation_name(call, bare, endpoint, view, canon)
-        needs_approval = _needs_approval(endpoint, view)
+        mode = stricter(policy.mode, endpoint.mode)
+        needs_approval = mode == "enforce" and _needs_approval(endpoint, view)
     except BodyMissing as error:
         return Refusal("bad-request", f"The rule for {endpoint.title} must read the body: {error}")
     step = call.step
@@ -231,7 +232,7 @@ def name(
         named_by_caller=call.operation_id is not None,
         endpoint=endpoint,
         params=params,
-        mode=stricter(policy.mode, endpoint.mode),
+        mode=mode,
         request=request,
         bare=bare,
         url=bare.url,

@@ -290,6 +290,10 @@ class Ledger(Protocol):
         given: in any), newest first."""
         ...
 
+    async def waiting(self) -> int:
+        """How many approvals wait for a person."""
+        ...
+
     async def by_approval(self, number: str) -> Operation | None:
         """The operation that has the approval with this id."""
         ...
@@ -417,4 +421,7 @@ def as_json(operation: Operation) -> dict[str, Any]:
         "epoch": operation.intent.epoch,
         "mode": operation.intent.mode,
         "revision": operation.revision,
+        "approval": None
+        if operation.approval is None
+        else {"id": operation.approval.id, "state": str(operation.approval.state)},
     }

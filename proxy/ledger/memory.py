@@ -236,6 +236,9 @@ class MemoryLedger:
         ]
         return found[:limit]
 
+    async def waiting(self) -> int:
+        return len(await self.approvals((Consent.WAITING,), len(self._operations)))
+
     async def by_approval(self, number: str) -> Operation | None:
         for operation in self._operations.values():
             if operation.approval is not None and operation.approval.id == number:

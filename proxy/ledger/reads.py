@@ -249,6 +249,13 @@ class SqliteReads:
             (*map(str, states), *scope, limit),
         )
 
+    async def waiting(self) -> int:
+        rows = await self._apart(
+            f"SELECT count(*) FROM operations WHERE approval IS NOT NULL AND {_CONSENT} = ?",
+            (str(Consent.WAITING),),
+        )
+        return int(rows[0][0])
+
     async def by_approval(self, number: str) -> Operation | None:
         found = await self._list(f"{_APPROVED} AND json_extract(approval, '$.id') = ?", (number,))
         return found[0] if found else None

@@ -285,6 +285,28 @@ async def test_what_was_not_sent_goes_out_under_the_same_approval(
         assert len(await proxy.desk.approvals()) == 1
 
 
+async def test_nobody_is_asked_in_observe_mode(store: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, policy=replace(SETTINGS.policy, mode="observe"))
+    async with world(store, tmp_path, [PAID], settings=settings) as proxy:
+        assert (await proxy.call(payout())).status == 200
+        assert await proxy.desk.approvals() == []
+
+
+async def test_what_has_run_out_waits_no_longer(store: str, tmp_path: Path) -> None:
+    async with world(store, tmp_path) as proxy:
+        await proxy.call(payout("a"))
+        await proxy.call(payout("b"))
+        number = (await proxy.desk.approvals())[0]["id"]
+        await proxy.desk.grant(number, {}, "ann")
+        assert await proxy.ledger.waiting() == 1
+        assert await proxy.engine.approvals.expire() == 0
+        proxy.clock.advance(3600)
+        assert await proxy.engine.approvals.expire() == 2
+        assert await proxy.ledger.waiting() == 0
+        assert await proxy.ledger.states("run-1") == {"not_applied": 2}
+        assert await proxy.engine.approvals.expire() == 0
+
+
 async def test_a_budget_that_is_used_up_asks_nobody(store: str, tmp_path: Path) -> None:
     async with world(store, tmp_path, rights=limits(writes=0)) as proxy:
         assert code(await proxy.call(payout())) == "budget-exhausted"

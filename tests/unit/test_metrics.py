@@ -22,6 +22,9 @@ class Counted:
         self.generation = "2-abc"
         self.gap: Gap | None = Gap(1.0, 2.0)
 
+    async def waiting(self) -> int:
+        return 2
+
     async def counts(self) -> Mapping[tuple[str, str, str | None], int]:
         return self._counts
 
@@ -101,6 +104,7 @@ async def test_gauges_come_from_the_ledger_and_forget_what_is_settled() -> None:
     assert seen["onceproxy_oldest_unknown_seconds"] == 60
     assert seen["onceproxy_ledger_lives"] == 2
     assert seen["onceproxy_ledger_gap"] == 1
+    assert seen["onceproxy_approvals_waiting"] == 2
 
     await metrics.refresh(Counted({("", "unknown", None): 0}), 200.0)
     seen = shown(metrics)
