@@ -306,6 +306,11 @@ async def test_r37_equal_arguments_alone_make_no_duplicate() -> None:
         w.service.act = sends
         reply = await w.post("/mcp", tool(1), None, None)
         assert (reply.status, code(reply)) == (400, "missing-identity")
+        # As MCP clients read an error: by its media type, with the id, and only its message.
+        assert header(reply, "Content-Type") == "application/json"
+        said = json_of(reply)
+        assert (said["jsonrpc"], said["id"]) == ("2.0", 1)
+        assert said["error"]["message"].startswith("This is a set-up error")
         assert w.service.made() == 0
         for number, name in enumerate(("first", "first", "second"), 1):
             reply = await w.post("/mcp", tool(number), operation_id=name)
