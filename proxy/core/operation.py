@@ -73,6 +73,7 @@ class Kind(enum.StrEnum):
     RUN_REVOKED = "RunRevoked"
     RUN_RESTORED = "RunRestored"
     RUN_CLOSED = "RunClosed"
+    CHECKPOINT_SAVED = "CheckpointSaved"
     # The end of a row: after it the key is as one that was never used.
     KEY_FORGOTTEN = "KeyForgotten"
 

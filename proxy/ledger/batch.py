@@ -28,6 +28,7 @@ from proxy.ledger.codec import (
     Row,
     decode,
     encode,
+    encode_event,
     place_code,
 )
 from proxy.ledger.group import Entry
@@ -195,7 +196,6 @@ class BatchWriter:
     ) -> None:
         if entry.saves is not None:
             self._save_checkpoint(db, entry)
-            return
         if entry.amendment is not None:
             try:
                 entry.amended, entry.events = self._run_rows.amend(
@@ -268,6 +268,8 @@ class BatchWriter:
         here = self._run_rows.meet(db, entry.run, 1).generation == self._generation
         now, after = self._clock.time(), self._next - 1
         checkpoints.insert(db, entry.saves, newest, self._generation, now, after, new=here)
+        assert entry.saves.saved is not None
+        entry.events = (encode_event(checkpoints.saved(entry.saves.saved)),)
 
 
 def _store(db: sqlite3.Connection, entry: Entry, moved: Counter[str]) -> LedgerError | None:

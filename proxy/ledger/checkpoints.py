@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from proxy.core.operation import Event, Kind
 from proxy.ledger.base import Checkpoint, Condition, Damaged, StaleCheckpoint
 from proxy.ledger.chain import START
 from proxy.ledger.codec import row_hash
@@ -126,6 +127,12 @@ def insert(
     saving.saved = made
 
 
+def saved(made: Checkpoint) -> Event:
+    """What the history says of it, so that a newest version that is taken away is missed."""
+    data = {"version": made.version, "step": made.step, "size": made.size}
+    return Event(Kind.CHECKPOINT_SAVED, made.created_at, data)
+
+
 def take(db: sqlite3.Connection, saved_before: float, limit: int) -> int:
     """Take the contents of so many old checkpoints, in a transaction of its own."""
     with _transaction(db):
@@ -195,6 +202,20 @@ def faults(db: sqlite3.Connection, sealer: Sealer, run: str | None) -> Iterator[
             _opened(row, sealer)
         except Damaged as fault:
             yield str(fault)
+    yield from _missing(db, run)
+
+
+def _missing(db: sqlite3.Connection, run: str | None) -> Iterator[str]:
+    """Newest versions that the history knows of, and that are gone."""
+    scope, values = ("", ()) if run is None else (" AND key = ?", (f"{run}/",))
+    known = (
+        "SELECT run, max(json_extract(data, '$.version')) FROM events"
+        f" WHERE kind = 'CheckpointSaved'{scope} GROUP BY run"
+    )
+    for name, version in db.execute(known, values).fetchall():
+        newest = "SELECT 1 FROM checkpoints WHERE run = ? AND version >= ?"
+        if db.execute(newest, (name, version)).fetchone() is None:
+            yield f"the history knows checkpoint {version} of {name}, but it is gone"
 
 
 def _opened(row: Sequence[Any], sealer: Sealer) -> Checkpoint:

@@ -33,6 +33,7 @@ from proxy.ledger.base import (
     StoredEvent,
 )
 from proxy.ledger.chain import START, link
+from proxy.ledger.checkpoints import saved
 from proxy.ledger.runs import DEPTH
 
 ENDED = (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
@@ -184,6 +185,7 @@ class MemoryLedger:
         at = max(now, before[0].created_at) if before else now
         made = Checkpoint(run, newest + 1, at, len(content), after, step)
         self._checkpoints[run] = [replace(made, content=content), *before][:keep]
+        self._append(run, f"{run}/", codec.encode_event(saved(made)))
         return made
 
     async def checkpoint(self, run: str, version: int | None = None) -> Checkpoint | None:

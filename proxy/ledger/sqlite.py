@@ -256,7 +256,7 @@ class SqliteLedger(SqliteReads):
         keep: int = CHECKPOINTS_KEPT,
     ) -> Checkpoint:
         saving = checkpoints.Saving(run, content, step, conditions, keep, self._sealer)
-        await self._open_group().submit(Entry(run=run, saves=saving))
+        await self._open_group().submit(Entry(run=run, key=f"{run}/", saves=saving))
         assert saving.saved is not None
         return saving.saved
 

@@ -460,3 +460,17 @@ async def test_a_closed_ledger_saves_and_shows_nothing(path: Path) -> None:
     ):
         with pytest.raises(LedgerError, match=r"not open|closed"):
             await ask
+
+
+async def test_a_newest_version_that_is_taken_away_is_missed(path: Path) -> None:
+    async with opened(path) as ledger:
+        for _ in range(2):
+            await ledger.save_checkpoint(RUN, b'{"state": 1}')
+        assert await ledger.verify() == []
+        kinds = [str(stored.event.kind) for stored in await ledger.events(0)]
+        assert kinds == ["CheckpointSaved"] * 2
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DELETE FROM checkpoints WHERE version = 2")
+        db.commit()
+    async with opened(path) as ledger:
+        assert await ledger.verify() == [f"the history knows checkpoint 2 of {RUN}, but it is gone"]
