@@ -35,15 +35,41 @@ log = structlog.get_logger("onceproxy")
 
 FIELDS_MAX = 8  # enough to see what changed, short enough for a sentence
 RETRY_AFTER = 2  # seconds; a twin's answer is usually not far
+ENDS = 1024  # replies to duplicates at hand: about 2 MB
+END_LIMIT = 4 * 1024  # bytes of a body that is kept with one
 OUR_HEADERS = frozenset(
     {"onceproxy-operation", "onceproxy-outcome", "onceproxy-attempts", "onceproxy-recorded-at"}
 )
+
+
+class Ends:
+    """Replies to duplicates, by operation key. One holds for the very record and answer that it was
+    made of: the ledger reads both anew when it has written about the operation."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[Operation, HttpAnswer, Reply]] = {}
+
+    def replayed(
+        self, answer: HttpAnswer, operation: Operation, delivered: Callable[[bool], None]
+    ) -> Reply:
+        made = self._made.get(operation.key)
+        if made is not None and made[0] is operation and made[1] is answer:
+            known = made[2]
+            return Reply(known.status, known.reason, known.headers, known.body, delivered=delivered)
+        reply = of_answer(keep(answer, None) or answer, operation, "replayed", delivered)
+        if answer.body is not None and answer.body.size <= END_LIMIT:
+            self._made.pop(operation.key, None)
+            self._made[operation.key] = (operation, answer, replace(reply, delivered=nobody_asks))
+            if len(self._made) > ENDS:
+                del self._made[next(iter(self._made))]
+        return reply
 
 
 class Replies:
     """Words for what an operation came to."""
 
     def __init__(self, engine: Engine) -> None:
+        self._ends = Ends()
         self._engine = engine
         self._ledger = engine.ledger
         self._metrics = engine.metrics
@@ -90,12 +116,16 @@ class Replies:
             self._ledger.note(operation, event)
         if how in ("replayed", "coalesced", "reconciled"):
             self._suppressed(bound.endpoint, "drift_replayed" if decision.drifted else how)
+        self._decided(bound.endpoint, how, operation, decision.reason)
+        delivered = self._delivered(bound, operation)
+        addressed = bound.call is not None and jsonrpc.speaks(bound.endpoint)
+        if how == "replayed" and not addressed:
+            return self._ends.replayed(answer, operation, delivered)
         if how not in ("sent", "reconciled"):
             answer = keep(answer, None) or answer
-        if bound.call is not None and jsonrpc.speaks(bound.endpoint):
+        if bound.call is not None and addressed:
             answer = jsonrpc.addressed(answer, bound.call.request)
-        self._decided(bound.endpoint, how, operation, decision.reason)
-        return of_answer(answer, operation, how, self._delivered(bound, operation))
+        return of_answer(answer, operation, how, delivered)
 
     def _notes(self, bound: Bound, decision: Answer, how: str) -> tuple[Event, ...]:
         now = self._now(decision.operation)

@@ -47,14 +47,17 @@ class Server:
         self,
         handle: Callable[[Incoming], Awaitable[bool]],
         at_once: Callable[[Incoming], bool],
+        again: Callable[[Connection, bytes], bool],
         *,
         waits: Waits,
         limits: HeadLimits,
         spool_dir: Path | None,
     ) -> None:
         """``handle`` answers a request; False ends its connection. ``at_once`` is asked before it:
-        True where it has answered, and the connection goes on."""
+        True where it has answered, and the connection goes on. ``again`` is asked first of all,
+        with the bytes of a request that nobody has read yet."""
         self.handle = handle
+        self.again = again
         self.waits = waits
         self.limits = limits
         self.at_once = at_once
@@ -115,6 +118,7 @@ class Connection(asyncio.Protocol):
         self._parser = parsing.parser(self, self._loop, server.limits)
         self._incoming: Incoming | None = None  # the request in hand
         self._ahead = b""  # what came after it
+        self._apart = True  # each request so far was one piece: the parser holds nothing
         self._deaf = False  # nothing that still comes is looked at
         self.full = False  # the request's body has to be read before more of it is taken
         self._reading = True
@@ -137,7 +141,10 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         if self._incoming is None or self._incoming.body_pending:
-            self._feed(data)
+            if self._apart and self.server.again(self, data):
+                self.idle_since = self._loop.time()
+            else:
+                self._feed(data)
         else:
             self._ahead += data
             self._balance()
@@ -250,6 +257,8 @@ class Connection(asyncio.Protocol):
         except HttpProcessingError as error:
             self._misread(error)
             return
+        if data and self._apart:
+            self._apart = len(messages) == 1 and parsing.alone(data, *messages[0])
         if not messages:
             if self._incoming is None and (data if self._head_size else data.strip(b"\r\n")):
                 self._wait_for_head(len(data))
@@ -260,9 +269,11 @@ class Connection(asyncio.Protocol):
                 self._refuse(parsing.too_long(self.server.limits))
                 return
             incoming = self._incoming = Incoming(message, payload, self)
+            if self._apart:
+                incoming.piece = data
             if self.server.at_once(incoming):
                 self._incoming = None
-                self._idle_since = self._loop.time()
+                self.idle_since = self._loop.time()
                 self._loop.call_soon(self._next)  # one call inside the other might have no end
             else:
                 self.task = self._loop.create_task(self._serve(incoming))

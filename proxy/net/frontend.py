@@ -15,16 +15,16 @@ from typing import cast
 from proxy.core.model import Body, NotSent
 from proxy.core.refusal import Refusal
 from proxy.net import parsing, problem
-from proxy.net.connection import Server, Waits
+from proxy.net.connection import Connection, Server, Waits
 from proxy.net.exchange import AtOnce, Handle, Pipe, Reply
 from proxy.net.headers import wire
 from proxy.net.incoming import Incoming, Refused, Site
 from proxy.net.listener import Listener, Room, bind
-from proxy.net.outgoing import put, whole, write
+from proxy.net.outgoing import whole, write
 from proxy.net.parsing import HeadLimits
 from proxy.net.pipe import relay
 from proxy.net.reception import Reception
-from proxy.net.repeats import Repeats
+from proxy.net.repeats import Known, Repeats
 from proxy.net.shares import Shares
 from proxy.net.sites import FixedSite, ProxySite, TunnelSite
 from proxy.net.tls import Certificates
@@ -99,6 +99,7 @@ class FrontDoor:
         self._server = Server(
             self._handle,
             self._at_once,
+            self._again,
             waits=waits,
             limits=head_limits,
             spool_dir=spool_dir,
@@ -159,17 +160,28 @@ class FrontDoor:
 
     def _at_once(self, incoming: Incoming) -> bool:
         """Answers a request that came before in the same bytes, if its reply needs no waiting."""
-        connection, message = incoming.connection, incoming.message
-        if message.should_close or self._stopping or connection.writing_paused:
+        if incoming.message.should_close:
             return False
-        incoming.spelling = self._repeats.spelling(incoming)
-        arrival = self._repeats.find(incoming.spelling) if incoming.spelling else None
-        if arrival is None or connection.gone:
+        spelling = incoming.spelling = self._repeats.spelling(incoming)
+        known = self._repeats.find(spelling) if spelling is not None else None
+        if known is None or spelling is None or not self._answered(incoming.connection, known):
             return False
-        reply = self._engine_at_once(arrival)
+        if incoming.piece is not None and known.piece is None:
+            self._repeats.keep_piece(spelling, known, incoming.piece)
+        return True
+
+    def _again(self, connection: Connection, piece: bytes) -> bool:
+        """The same for a request whose bytes came by themselves, before anything reads them."""
+        known = self._repeats.find_piece(connection.site, piece)
+        return known is not None and self._answered(connection, known)
+
+    def _answered(self, connection: Connection, known: Known) -> bool:
+        if self._stopping or connection.writing_paused or connection.gone:
+            return False
+        reply = self._engine_at_once(known.arrival)
         if reply is None:
             return False
-        put(incoming, reply, close=False)
+        connection.transport.write(known.written(reply))
         reply.delivered(not connection.gone)
         return True
 
@@ -198,7 +210,7 @@ class FrontDoor:
                 run.append(who)
             reply = await self._engine(arrival)
             if arrival.meaning is not None and incoming.spelling is not None:
-                self._repeats.keep(incoming.spelling, arrival)
+                self._repeats.keep(incoming.spelling, arrival, incoming.piece)
         except Refused as refused:
             return await write(incoming, problem.reply(refused.refusal), close=True)
         except Exception:

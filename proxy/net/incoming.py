@@ -48,7 +48,16 @@ class Site(Protocol):
 class Incoming:
     """A request in hand; for the engine its inlet, see ``exchange.Inlet``."""
 
-    __slots__ = ("connection", "data", "expects", "message", "payload", "spelling", "streaming")
+    __slots__ = (
+        "connection",
+        "data",
+        "expects",
+        "message",
+        "payload",
+        "piece",
+        "spelling",
+        "streaming",
+    )
 
     def __init__(
         self, message: RawRequestMessage, payload: StreamReader, connection: Connection
@@ -59,6 +68,7 @@ class Incoming:
         self.expects = False  # the caller waits for 100 Continue
         self.streaming: asyncio.Task[object] | None = None  # stopped when the caller leaves
         self.spelling: Spelling | None = None  # of a call that may come again
+        self.piece: bytes | None = None  # its bytes, where they came by themselves
         self.data: bytes | None = None  # of a body that came whole with the head
         whole = payload.is_eof() and payload.exception() is None
         if whole and payload.total_bytes <= MEMORY:

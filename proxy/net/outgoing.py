@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import AsyncIterator
 
-from aiohttp.http import HttpVersion10, HttpVersion11
+from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from proxy.core.model import Body
 from proxy.net.exchange import Reply
@@ -33,24 +33,25 @@ def whole(reply: Reply) -> bytes:
 
 async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
     """Writes the answer and reports to ``reply.delivered``; True if the connection can go on."""
-    connection, body = incoming.connection, reply.body
+    connection, message, body = incoming.connection, incoming.message, reply.body
     transport = connection.transport
     delivered = False
     try:
         if transport.is_closing():
             await _drop(body)
         elif isinstance(body, Body) and body.data is not None:
-            put(incoming, reply, close=close)
+            head, data = packed(message.method, message.version, reply, close=close)
+            transport.write(head + data)
             if connection.writing_paused:
                 await connection.drain()
             delivered = True
         else:
-            silent = _silent(incoming, reply)
+            silent = _silent(message.method, reply)
             size = _size(reply, silent)
-            chunked = size is None and not silent and incoming.message.version == HttpVersion11
+            chunked = size is None and not silent and message.version == HttpVersion11
             # HTTP/1.0: the end of the connection is the end of the body.
             close = close or (size is None and not silent and not chunked)
-            transport.write(_head(reply, size, chunked, _word(incoming, close)))
+            transport.write(_head(reply, size, chunked, _word(message.version, close)))
             if silent:
                 await _drop(body)
                 delivered = True
@@ -69,25 +70,28 @@ async def write(incoming: Incoming, reply: Reply, *, close: bool) -> bool:
     return delivered and not close
 
 
-def put(incoming: Incoming, reply: Reply, *, close: bool) -> None:
-    """Writes an answer whose body is in memory, head and body together."""
+def packed(
+    method: str, version: HttpVersion, reply: Reply, *, close: bool = False
+) -> tuple[bytes, bytes]:
+    """Head and body of an answer whose body is in memory, to be written together. ``method`` and
+    ``version`` are the request's."""
     body = reply.body
     assert isinstance(body, Body)
-    silent = _silent(incoming, reply)
-    head = _head(reply, _size(reply, silent), False, _word(incoming, close))
-    incoming.connection.transport.write(head if silent else head + (body.data or b""))
+    silent = _silent(method, reply)
+    head = _head(reply, _size(reply, silent), False, _word(version, close))
+    return head, b"" if silent else body.data or b""
 
 
-def _silent(incoming: Incoming, reply: Reply) -> bool:
+def _silent(method: str, reply: Reply) -> bool:
     """Whether the answer has no body, whatever its head says."""
-    return incoming.message.method == "HEAD" or reply.status in _BODILESS
+    return method == "HEAD" or reply.status in _BODILESS
 
 
-def _word(incoming: Incoming, close: bool) -> str:
+def _word(version: HttpVersion, close: bool) -> str:
     """What ``Connection`` says, "": nothing."""
     if close:
         return "close"
-    return "keep-alive" if incoming.message.version == HttpVersion10 else ""
+    return "keep-alive" if version == HttpVersion10 else ""
 
 
 def _size(reply: Reply, silent: bool) -> int | None:

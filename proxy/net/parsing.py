@@ -83,6 +83,14 @@ def parser(protocol: object, loop: asyncio.AbstractEventLoop, limits: HeadLimits
     )
 
 
+def alone(piece: bytes, message: RawRequestMessage, payload: StreamReader) -> bool:
+    """Whether a piece, of which this was the request, had nothing behind it, and the next one will
+    be read as if it were the first. False for a chunked body, whose end is not looked for."""
+    if message.upgrade or not payload.is_eof():
+        return False
+    return piece.find(b"\r\n\r\n") + 4 + payload.total_bytes == len(piece)
+
+
 def head_size(message: RawRequestMessage) -> int:
     fields = sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
     return len(message.method) + len(message.path) + 12 + fields
