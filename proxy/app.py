@@ -190,7 +190,7 @@ class App:
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
         services = self._services(ledger, engine, recovery)
-        console = Console(operations=services.operations, tokens=tokens, clock=self._clock)
+        console = Console(services=services, tokens=tokens, clock=self._clock)
         control = Control(
             services=services,
             metrics=metrics,

@@ -10,9 +10,8 @@ from aiohttp import web
 
 from proxy.clock import Clock
 from proxy.console import render
-from proxy.console.ports import Approvals, Runs
 from proxy.console.sessions import Session
-from proxy.service.operations import OperationService
+from proxy.service.services import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +48,32 @@ class Page:
 
 
 class Desk:
-    """``runs`` and ``approvals`` None: this proxy has none, and no page for them."""
-
-    def __init__(
-        self,
-        operations: OperationService,
-        clock: Clock,
-        runs: Runs | None = None,
-        approvals: Approvals | None = None,
-    ) -> None:
-        self.operations = operations
+    def __init__(self, services: Services, clock: Clock) -> None:
+        self.operations = services.operations
+        self.runs = services.runs
+        self.approvals = services.approvals
+        self.checkpoints = services.checkpoints
         self.clock = clock
-        self.runs = runs
-        self.approvals = approvals
 
     async def show(
         self, visit: Visit, template: str, status: int = 200, **values: Any
     ) -> web.Response:
         """The page, with what all pages show: who is signed in, and how much is waiting."""
         notes, visit.session.notes = visit.session.notes, []
-        waiting = await self.waiting_approvals()
         shared = {
             "now": self.clock.time(),
             "holder": visit.by,
             "form_token": visit.session.form,
             "notes": notes,
             "here": visit.request.path,
-            "has_runs": self.runs is not None,
-            "has_approvals": self.approvals is not None,
             "unknown_count": await self.operations.waiting(),
-            "waiting_count": len(waiting),
+            "waiting_count": await self.approvals.waiting(),
         }
         return render.page(template, shared | values, status)
 
     async def waiting_approvals(self) -> list[dict[str, Any]]:
         """Those that end soonest first, then the oldest."""
-        if self.approvals is None:
-            return []
-        found = await self.approvals.approvals("waiting")
+        found = await self.approvals.approvals(["waiting"])
         return sorted(found, key=lambda one: (one["expires_at"], one["requested_at"]))
 
 

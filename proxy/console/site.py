@@ -19,12 +19,11 @@ from proxy.clock import Clock
 from proxy.console import render
 from proxy.console.desk import Desk, Page, Visit, go
 from proxy.console.pages import approvals, needs, operation, operations, runs
-from proxy.console.ports import Approvals, Runs
 from proxy.console.sessions import LIFE_SECONDS, Session, Sessions, Tries
 from proxy.control.tokens import Role, Tokens
 from proxy.errors import ServiceError
 from proxy.ledger.base import Damaged, LedgerError
-from proxy.service.operations import OperationService
+from proxy.service.services import Services
 
 FORM_MAX: Final = 1_000_000  # bytes; the largest is a resolution with an answer
 NEXT_MAX: Final = 2_000
@@ -48,27 +47,20 @@ class Console:
     def __init__(
         self,
         *,
-        operations: OperationService,
+        services: Services,
         tokens: Tokens,
         clock: Clock,
-        runs: Runs | None = None,
-        approvals: Approvals | None = None,
     ) -> None:
         self._tokens = tokens
         self._clock = clock
         self._sessions = Sessions(clock.monotonic)
         self._tries = Tries(clock.monotonic)
-        self._desk = Desk(operations, clock, runs, approvals)
+        self._desk = Desk(services, clock)
 
     @property
     def pages(self) -> list[Page]:
-        desk = self._desk
-        found = [*needs.pages(desk), *operations.pages(desk), *operation.pages(desk)]
-        if desk.runs is not None:
-            found += runs.pages(desk, desk.runs)
-        if desk.approvals is not None:
-            found += approvals.pages(desk, desk.approvals)
-        return found
+        modules = (needs, operations, operation, runs, approvals)
+        return [page for module in modules for page in module.pages(self._desk)]
 
     def mount(self, application: web.Application) -> None:
         add = application.router.add_route

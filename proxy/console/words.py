@@ -119,7 +119,7 @@ def why(operation: Json, events: Sequence[Json]) -> str:
     last = attempts[-1] if attempts else None
     match operation["state"]:
         case "awaiting_approval":
-            return "Nothing was sent. A person must approve the request first."
+            return _why_awaiting(events)
         case "in_flight":
             number = last["number"] if last else 1
             return f"Attempt {number} is under way. Its answer decides."
@@ -132,6 +132,15 @@ def why(operation: Json, events: Sequence[Json]) -> str:
         case "unknown":
             return _why_unknown(operation, last)
     return ""
+
+
+def _why_awaiting(events: Sequence[Json]) -> str:
+    given = _last(events, "ApprovalGranted")
+    asked = _last(events, "ApprovalRequested")
+    if given is not None and asked is not None and given["data"]["id"] == asked["data"]["id"]:
+        who = given["data"].get("by") or "An operator"
+        return f"{who} granted it. It is sent when the agent makes this call again."
+    return "Nothing was sent. A person must approve the request first."
 
 
 def _why_succeeded(operation: Json, events: Sequence[Json]) -> str:
@@ -164,7 +173,7 @@ def _why_not_applied(events: Sequence[Json], last: Json | None) -> str:
     if said is not None and said["data"].get("as") == "did_not_happen":
         return f"{_said(events)} that it did not happen. {then}"
     if last is None:
-        return then
+        return _why_unapproved(events) or then
     match last["end"]:
         case "not_sent":
             return f"Nothing left the proxy. {sentence(last['reason'])} {then}"
@@ -174,6 +183,19 @@ def _why_not_applied(events: Sequence[Json], last: Json | None) -> str:
             status = f" with {last['status']}" if last["status"] else ""
             return f"The API turned it away{status} without looking at it. {then}"
     return f"It had no effect. {then}"
+
+
+def _why_unapproved(events: Sequence[Json]) -> str:
+    for event in reversed(events):
+        who = event["data"].get("by") or "An operator"
+        match event["event"]:
+            case "ApprovalDenied":
+                return f"Nothing was sent: {who} denied it. Another call asks anew."
+            case "ApprovalRevoked":
+                return f"Nothing was sent: {who} took the approval back. Another call asks anew."
+            case "ApprovalExpired":
+                return "Nothing was sent: nobody approved it in time. Another call asks anew."
+    return ""
 
 
 def _why_unknown(operation: Json, last: Json | None) -> str:
@@ -328,6 +350,27 @@ def _resolved(data: Json) -> Told:
     return title, made, str(data.get("evidence") or ""), tone
 
 
+def _asked(data: Json) -> Told:
+    return "A person was asked to approve it", str(data.get("summary") or ""), "", "plain"
+
+
+def _decided(word: str, tone: str) -> Any:
+    def told(data: Json) -> Told:
+        return f"{data.get('by') or 'An operator'} {word} it", "", str(data.get("note") or ""), tone
+
+    return told
+
+
+def _charged(data: Json) -> Told:
+    amounts = data.get("amounts")
+    units = amounts.items() if isinstance(amounts, dict) else ()
+    return "Charged to the budget", ", ".join(f"{n} {unit}" for unit, n in units), "", "plain"
+
+
+def _barred(data: Json) -> Told:
+    return "A call of it was refused", sentence(data.get("detail")), "", "bad"
+
+
 def _drifted(data: Json) -> Told:
     if data.get("unsent"):
         return "Another request took its place", "Nothing of the first one had left.", "", "plain"
@@ -368,6 +411,13 @@ _TELL: Final[Mapping[str, Any]] = {
     "EffectAmbiguous": _ambiguous,
     "LookupInconclusive": _inconclusive,
     "OperatorResolved": _resolved,
+    "ApprovalRequested": _asked,
+    "ApprovalGranted": _decided("granted", "good"),
+    "ApprovalDenied": _decided("denied", "bad"),
+    "ApprovalRevoked": _decided("took back the approval of", "bad"),
+    "ApprovalExpired": lambda data: ("The approval expired", "", "", "plain"),
+    "AuthorityRefused": _barred,
+    "BudgetCharged": _charged,
     "AnswerDelivered": lambda data: ("The caller got the answer", _epoch(data), "", "plain"),
     "Replayed": lambda data: ("Answered from the ledger", _epoch(data), "", "plain"),
     "Coalesced": lambda data: ("An identical call shared the answer", _epoch(data), "", "plain"),

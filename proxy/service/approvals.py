@@ -70,6 +70,12 @@ class ApprovalService:
         found = await self._ledger.approvals(open_, LIST_MAX, run=run)
         return [await self.told(operation) for operation in found]
 
+    async def waiting(self) -> int:
+        """How many a person can decide on now."""
+        found = await self._ledger.approvals((Consent.WAITING,), LIST_MAX)
+        now = self._clock.time()
+        return sum(op.approval is not None and now < op.approval.expires_at for op in found)
+
     async def one(self, number: str) -> dict[str, Any]:
         return await self.told(await self._get(number))
 

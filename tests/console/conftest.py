@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from tests.console.scene import OPERATOR, Scene
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-NONE = "no Chromium here (Debian: apt-get install chromium): the console is not tested in a browser"
+# The first needs a third of the processor time of a whole browser, from the same source.
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+NONE = "no Chromium here (apt-get install chromium-headless-shell): no test of the console in it"
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -27,12 +27,7 @@ async def chromium() -> AsyncIterator[Any]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--disable-extensions",
-            ],
+            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
         )
         yield browser
         await browser.close()

@@ -16,10 +16,12 @@ from proxy.control.tokens import Holder, Role, Tokens
 from proxy.core.identity import encode_part
 from proxy.core.model import Answer, Body, Request
 from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.core.runs import Charge
 from proxy.ledger.base import Change
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
 from proxy.rulefile.loader import load
+from proxy.service.services import Services
 from tests.fakes.clock import FakeClock
 from tests.fakes.serving import services_of
 
@@ -44,10 +46,13 @@ endpoints:
 class Scene:
     ledger: MemoryLedger
     clock: FakeClock
+    services: Services
     control: Control
     console: Console
     url: str = ""
     settles: list[str] = field(default_factory=list)  # keys it was asked to look for
+    held: list[str] = field(default_factory=list)  # approvals
+    runs: list[str] = field(default_factory=list)
     finds: str = ""  # the external id that looking finds
 
     def let_in(self) -> tuple[str, str]:
@@ -91,6 +96,28 @@ class Scene:
             Change(evolve_all(new, made), tuple(made), request=request, answer=given)
         )
 
+    async def hold(
+        self, summary: str = "Refund 42.50 to ch_1", *, expires: float = 3600.0, **options: Any
+    ) -> str:
+        """An operation that waits for a person; returns the approval's id."""
+        number = f"apr-{len(self.held)}"
+        self.held.append(number)
+        data = {
+            "id": number, "digest": "9f2c" * 16, "rule_digest": "r", "summary": summary,
+            "expires_at": self.clock.time() + expires,
+        }  # fmt: skip
+        await self.add((K.APPROVAL_REQUESTED, 0, data), **options)
+        return number
+
+    async def run(self, name: str, *, by: str = "agent", **body: Any) -> dict[str, Any]:
+        """A run that somebody has begun."""
+        self.runs.append(name)
+        return await self.services.runs.begin({"run": name, **body}, by)
+
+    async def spend(self, name: str, **amounts: int) -> None:
+        charge = Charge(amounts, enforce=False)
+        await self.ledger.amend(encode_part(name), lambda run: (run, ()), charge=charge)
+
     async def then(self, operation: Operation, kind: Kind, **data: Any) -> Operation:
         """Something happens to it now."""
         held = self.ledger.get(operation.key)
@@ -133,7 +160,6 @@ async def scene(
         (OPERATOR, Holder("ada", Role.OPERATOR)),
         (AGENT, Holder("agent", Role.AGENT)),
     ),
-    **services: Any,
 ) -> AsyncIterator[Scene]:
     clock = FakeClock(auto=False)
     ledger = MemoryLedger(clock)
@@ -141,7 +167,7 @@ async def scene(
     (folder / "shop.yaml").write_text(RULES, encoding="utf-8")
     rules = load([folder]).services
     held: list[Scene] = []
-    made_services = services_of(
+    services = services_of(
         ledger,
         clock,
         settle=lambda key: held[0].settle(key),
@@ -149,15 +175,15 @@ async def scene(
         rules=lambda: rules,
     )
     known = Tokens(tokens)
-    console = Console(operations=made_services.operations, tokens=known, clock=clock, **services)
+    console = Console(services=services, tokens=known, clock=clock)
     control = Control(
-        services=made_services,
+        services=services,
         metrics=Metrics(),
         tokens=known,
         not_ready=lambda: None,
         pages=console.mount,
     )
-    made = Scene(ledger, clock, control, console)
+    made = Scene(ledger, clock, services, control, console)
     held.append(made)
     made.url = f"http://{await control.start(Address('127.0.0.1', 0))}"
     try:
@@ -165,9 +191,6 @@ async def scene(
     finally:
         await control.stop()
         await ledger.close()
-
-
-ASKED = {"id": "apr-1", "digest": "d", "rule_digest": "r", "expires_at": 4e9, "summary": "Pay 5"}
 
 
 async def furnish(made: Scene) -> None:
@@ -203,7 +226,17 @@ async def furnish(made: Scene) -> None:
         kind="application/x-www-form-urlencoded",
     )  # fmt: skip
     await made.add(started(), run="case-11", ago=3)
-    await made.add((K.APPROVAL_REQUESTED, 0, ASKED), run="case-12", ago=300)
+    await made.hold(run="case-12", ago=300)
+    runs = made.services.runs
+    await made.run("support-case-1842")
+    await runs.set_budget(
+        "support-case-1842", {"turns": 40, "tokens": 200_000, "tool_calls": 50}, "ada", raising=True
+    )
+    await made.spend("support-case-1842", turns=12, tokens=183_400, tool_calls=50, writes=7)
+    await made.run("case-14", parent="support-case-1842")
+    await runs.close("case-14", {"outcome": "completed"}, "agent")
+    await made.run("case-15")
+    await runs.revoke("case-15", {"reason": "The customer withdrew the case."}, "ada")
     resolved = await made.add(started(), lost(), run="case-13", ago=4000)
     await made.then(
         resolved, K.OPERATOR_RESOLVED, **{

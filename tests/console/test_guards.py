@@ -14,7 +14,6 @@ import pytest
 
 from proxy.console.sessions import IDLE_SECONDS, LIFE_SECONDS, TRIES, TRIES_SECONDS, Sessions, Tries
 from proxy.control.tokens import Holder, Role
-from tests.console.inbox import FakeApprovals, FakeRuns, a_run, an_approval
 from tests.console.scene import AGENT, OPERATOR, Scene, lost, scene, started
 
 CSP = (
@@ -68,9 +67,8 @@ class Visitor:
 
 @pytest.fixture
 async def visitor(tmp_path: Path) -> AsyncIterator[Visitor]:
-    runs, approvals = FakeRuns(a_run("case-1")), FakeApprovals(an_approval("ap_1"))
     async with (
-        scene(tmp_path, runs=runs, approvals=approvals) as made,
+        scene(tmp_path) as made,
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session,
     ):
         yield Visitor(made, session)
@@ -241,14 +239,18 @@ async def test_a_form_of_another_page_does_nothing(
 ) -> None:
     await visitor.sign_in()
     operation = await visitor.scene.add(started(), lost())
+    held = await visitor.scene.hold(run="case-1")
+    await visitor.scene.run("case-1")
     fields = {
-        "key": operation.key, "as": "abandoned", "evidence": "x", "revision": "1", "id": "ap_1",
+        "key": operation.key, "as": "abandoned", "evidence": "x", "revision": "1", "id": held,
         "digest": "9f2c" * 16, "run": "case-1", "reason": "x",
     }  # fmt: skip
     for path in (*ACTS, "/sign-out"):
         assert (await visitor.post(path, fields, **headers))[0] == 403, path
     assert visitor.scene.ledger.get(operation.key) == operation
     assert visitor.scene.settles == []
+    assert (await visitor.scene.services.approvals.one(held))["state"] == "waiting"
+    assert (await visitor.scene.services.runs.one("case-1"))["status"] == "open"
     assert (await visitor.get("/"))[0] == 200  # still signed in
 
 
@@ -262,9 +264,10 @@ async def test_a_form_without_its_sessions_token_does_nothing(visitor: Visitor, 
         token, visitor.cookie = visitor.form, cookie
         assert token != form
     operation = await visitor.scene.add(started(), lost())
+    held = await visitor.scene.hold(run="case-1")
     fields = {"form": token, "key": operation.key, "as": "abandoned", "evidence": "x"}
     for path in (*ACTS, "/sign-out"):
-        assert (await visitor.post(path, fields | {"revision": "1", "id": "ap_1"}))[0] == 403, path
+        assert (await visitor.post(path, fields | {"revision": "1", "id": held}))[0] == 403, path
     assert visitor.scene.ledger.get(operation.key) == operation
     assert (await visitor.get("/"))[0] == 200
 
@@ -318,10 +321,10 @@ async def test_signing_in_leads_to_our_own_pages_only(
 
 async def test_a_link_from_elsewhere_is_opened_by_the_page_itself(visitor: Visitor) -> None:
     """The browser leaves the cookie out of it; the second load is from here and has it."""
-    status, page, _ = await visitor.get("/approval?id=ap_1", Sec_Fetch_Site="cross-site")
+    status, page, _ = await visitor.get("/approval?id=apr-1", Sec_Fetch_Site="cross-site")
     assert status == 200
-    assert 'content="0;url=/approval?id=ap_1"' in page
-    assert "ap_1" not in page.replace("/approval?id=ap_1", "")
+    assert 'content="0;url=/approval?id=apr-1"' in page
+    assert "ap_1" not in page.replace("/approval?id=apr-1", "")
 
 
 async def test_a_form_that_comes_after_the_session_ended_says_so(visitor: Visitor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from proxy.drill.toyapi import ToyApi
 from proxy.ledger.base import Gap
 from tests.console.conftest import Watched, watched
 from tests.console.scene import AGENT, Scene, answered, furnish, lost, scene, started
-from tests.fakes.whole import Door, assert_refused, toy_rules, whole
+from tests.fakes.whole import Door, assert_refused, outcome, toy_rules, whole
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+LISTS = ("/", "/operations?run=nobody", "/operation?key=nope", "/runs", "/approvals")
 PHONE = {"viewport": {"width": 360, "height": 740}}
 
 
@@ -223,33 +225,160 @@ async def test_two_clicks_are_one_act(browser: Watched, made: Scene) -> None:
     assert events.count(Kind.OPERATOR_RESOLVED) == 1
 
 
+# Approvals
+
+
+async def test_the_inbox_shows_what_would_be_sent_the_soonest_to_end_first(
+    browser: Watched, made: Scene
+) -> None:
+    body = b'{"amount": 10.50, "card": {"number": "4242424242424242"}}'
+    await made.hold("Later", expires=7200, step="a", body=body)
+    await made.hold("Soon", expires=270, step="b", body=body)
+    await made.hold("Too late", expires=-1, step="c", ago=7200)
+    await browser.let_in(made)
+    await browser.go("/approvals")
+    cards = await browser.page.locator("article.approval").all_inner_texts()
+    assert [("Soon" in cards[0]), ("Later" in cards[1]), len(cards)] == [True, True, 2]
+    assert "expires in 4 min" in cards[0]
+    for words in ("POST https://api.shop.test/v1/refunds", '"amount": 10.50', '"number": "***"'):
+        assert words in cards[0]
+    assert "4242424242424242" not in await browser.page.content()
+    assert "Too late" in await browser.text("[aria-labelledby=decided]")
+    assert (await browser.text("nav .count")).split() == ["2", "waiting"]
+
+
+async def test_granting_and_denying_are_recorded_under_who_did_it(
+    browser: Watched, made: Scene
+) -> None:
+    first = await made.hold("One", step="a", expires=60)
+    second = await made.hold("Two", step="b")
+    await browser.let_in(made)
+    await browser.go("/approvals")
+    card = browser.page.locator("article.approval").first
+    await card.get_by_label("Note").fill("checked with finance")
+    await card.get_by_role("button", name="Grant").click()
+    assert "Granted." in await browser.text("[role=status]")
+    assert "granted by ada" in await browser.text("article")
+    await act(browser, "Revoke before it is sent")
+    assert "Revoked." in await browser.text("[role=status]")
+    await browser.go("/")
+    await browser.page.get_by_label("Note").fill("offer a voucher instead")
+    await act(browser, "Deny")
+    assert "Denied." in await browser.text("[role=status]")
+    told = [await made.services.approvals.one(each) for each in (first, second)]
+    assert [(one["state"], one["by"], one["note"]) for one in told] == [
+        ("revoked", "ada", ""),
+        ("denied", "ada", "offer a voucher instead"),
+    ]
+
+
+async def test_what_was_decided_meanwhile_is_not_decided_again(
+    browser: Watched, made: Scene
+) -> None:
+    held = await made.hold()
+    await browser.let_in(made)
+    await browser.go(f"/approval?id={held}")
+    await made.services.approvals.deny(held, {"note": "no"}, "grace")
+    await act(browser, "Grant")
+    assert "It was denied" in await browser.text("[role=status]")
+    assert (await made.services.approvals.one(held))["state"] == "denied"
+
+
+async def test_a_form_for_another_request_decides_nothing(browser: Watched, made: Scene) -> None:
+    held = await made.hold()
+    await browser.let_in(made)
+    await browser.go(f"/approval?id={held}")
+    await browser.page.evaluate("document.querySelector('[name=digest]').value = 'other'")
+    await act(browser, "Grant")
+    assert "another one than you saw" in await browser.text("[role=status]")
+    assert (await made.services.approvals.one(held))["state"] == "waiting"
+
+
+async def test_who_began_a_run_does_not_approve_what_it_does(browser: Watched, made: Scene) -> None:
+    await made.run("case-1", by="ada")
+    held = await made.hold(run="case-1")
+    await browser.let_in(made)
+    await browser.go(f"/approval?id={held}")
+    await act(browser, "Grant")
+    assert "somebody else must approve" in await browser.text("[role=status]")
+    assert (await made.services.approvals.one(held))["state"] == "waiting"
+
+
+# Runs
+
+
+async def test_a_run_shows_its_budget_and_is_revoked_restored_and_closed(
+    browser: Watched, made: Scene
+) -> None:
+    await made.run("case 1/a")
+    await made.services.runs.set_budget("case 1/a", {"tokens": 1000}, "ada", raising=True)
+    await made.spend("case 1/a", tokens=1000, writes=3)
+    await made.add(started(), lost(), run="case 1/a")
+    await made.services.checkpoints.save("case 1/a", b'{"step": "refund it"}')
+    await browser.let_in(made)
+    await browser.go("/runs")
+    await browser.page.get_by_role("link", name="case 1/a").click()
+    page = await browser.text()
+    for words in ("1,000 of 1,000, used up", "3, no limit", "1 unknown", "refund it", "version 1"):
+        assert words in page
+    await browser.page.get_by_text("Revoke", exact=True).first.click()
+    await browser.page.get_by_label("Reason").fill("the customer withdrew it")
+    await act(browser, "Revoke")
+    assert "It is revoked" in await browser.text("[role=status]")
+    held = await made.services.runs.one("case 1/a")
+    assert held["revoked"]["reason"] == "the customer withdrew it"
+    assert held["revoked"]["by"] == "ada"
+    assert "the customer withdrew it" in await browser.text(".state-card")
+    await act(browser, "Restore")
+    assert (await made.services.runs.one("case 1/a"))["status"] == "open"
+    await browser.page.get_by_text("Close", exact=True).first.click()
+    await browser.page.get_by_label("failed").check()
+    await act(browser, "Close the run")
+    assert "It is closed" in await browser.text("[role=status]")
+    assert (await made.services.runs.one("case 1/a"))["status"] == "failed"
+
+
+async def test_an_effect_that_should_not_be_there_is_an_alarm(
+    browser: Watched, made: Scene
+) -> None:
+    given_up = await made.add(started(), lost(), run="case-7")
+    await made.run("case-7")
+    await made.then(given_up, Kind.OPERATOR_RESOLVED, **{"as": "abandoned", "by": "ada"})
+    await made.then(given_up, Kind.EFFECT_CONFLICT, external_id="re_9", said="abandoned")
+    await browser.let_in(made)
+    await browser.go("/")
+    assert "case-7" in await browser.text(".alarm")
+
+
 # How it looks and reads
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_no_page_is_wider_than_a_phone_and_all_text_stands_out(
-    chromium: Any, made: Scene, scheme: str
+async def test_no_page_is_wider_than_a_phone_and_all_text_stands_out_in_both_themes(
+    chromium: Any, made: Scene
 ) -> None:
     await furnish(made)
-    async with watched(chromium, made.url, color_scheme=scheme, **PHONE) as browser:
+    (held,) = made.held
+    async with watched(chromium, made.url, **PHONE) as browser:
         await browser.let_in(made)
-        for path in ("/", "/operations", "/operations?run=nobody", "/operation?key=nope"):
+        await browser.go("/operations")
+        links = "links => links.map(link => link.getAttribute('href'))"
+        one_by_one = await browser.page.locator(".row a.name").evaluate_all(links)
+        for path in (*one_by_one, *LISTS, "/run?id=support-case-1842", f"/approval?id={held}"):
             await browser.go(path)
             assert await browser.page.evaluate(TOO_WIDE) == [], path
-            assert await browser.page.evaluate(FAINT) == [], path
-        await browser.go("/operations")
-        for key in await browser.page.locator(".row a.name").evaluate_all(
-            "links => links.map(link => link.getAttribute('href'))"
-        ):
-            await browser.go(key)
-            assert await browser.page.evaluate(TOO_WIDE) == [], key
-            assert await browser.page.evaluate(FAINT) == [], key
+            for scheme in ("light", "dark"):
+                await browser.page.emulate_media(color_scheme=scheme)
+                assert await browser.page.evaluate(FAINT) == [], (path, scheme)
 
 
 async def test_pages_can_be_used_without_a_mouse_and_by_ear(browser: Watched, made: Scene) -> None:
-    operation = await made.add(started(), lost("ambiguous"))
+    operation = await made.add(started(), lost("ambiguous"), run="case-1")
+    held = [await made.hold(step="a", run="case-1"), await made.hold(step="b", run="case-1")]
     await browser.let_in(made)
-    for path in ("/", "/operations", f"/operation?key={operation.key}"):
+    for path in (
+        "/", "/operations", f"/operation?key={operation.key}", "/runs", "/run?id=case-1",
+        "/approvals", f"/approval?id={held[0]}",
+    ):  # fmt: skip
         await browser.go(path)
         assert await browser.page.evaluate(UNNAMED) == [], path
         assert await browser.page.locator("main, nav, header, h1").count() >= 4
@@ -286,8 +415,6 @@ async def toy() -> AsyncIterator[ToyApi]:
 
 async def say(chromium: Any, door: Door, what: str, **fields: str) -> None:
     """An operator signs in at the proxy and says what became of the operation."""
-    import json
-
     token = json.loads((door.state_dir / "tokens.json").read_text())["operator"]
     async with watched(chromium, f"http://127.0.0.1:{door.control}") as browser:
         await browser.sign_in(token)
@@ -326,6 +453,61 @@ async def test_what_happened_is_never_sent_again(
         got = await door.call(toy.url + "/messages", BODY)
         assert_refused(got, 409, "outcome-not-kept", "ms_1")
         assert toy.effects.counts()["it"] == 1
+
+
+APPROVAL = """    match: POST /messages
+    approval: {required: true, summary: "Message {body.reference}", expires: 1h}
+"""
+
+
+async def at_the_console(door: Door, browser: Watched) -> None:
+    token = json.loads((door.state_dir / "tokens.json").read_text())["operator"]
+    await browser.sign_in(token)
+
+
+async def test_a_granted_call_is_sent_once_when_it_comes_again(
+    chromium: Any, toy: ToyApi, tmp_path: Path
+) -> None:
+    rules = toy_rules(toy.url).replace("    match: POST /messages\n", APPROVAL)
+    async with (
+        whole(tmp_path, rules) as door,
+        watched(chromium, f"http://127.0.0.1:{door.control}") as browser,
+    ):
+        held = await door.call(toy.url + "/messages", BODY)
+        assert (held.status, outcome(held)) == (403, "held")
+        await at_the_console(door, browser)
+        assert "Message it" in await browser.text("article.approval")
+        assert '"amount": 4200' in await browser.text("article.approval")
+        await act(browser, "Grant")
+        assert "Granted." in await browser.text("[role=status]")
+        assert toy.effects.counts().get("it", 0) == 0  # a grant sends nothing
+        changed = await door.call(toy.url + "/messages", BODY | {"amount": 9900})
+        assert changed.status == 422
+        assert (await door.call(toy.url + "/messages", BODY)).status == 201
+        assert (await door.call(toy.url + "/messages", BODY)).status == 201
+        assert toy.effects.counts()["it"] == 1
+        await browser.go(f"/operation?key={quote(KEY, safe='')}")
+        assert "operator granted it" in await browser.text(".timeline")
+
+
+async def test_a_denied_call_is_never_sent_and_its_agent_is_told_why(
+    chromium: Any, toy: ToyApi, tmp_path: Path
+) -> None:
+    rules = toy_rules(toy.url).replace("    match: POST /messages\n", APPROVAL)
+    async with (
+        whole(tmp_path, rules) as door,
+        watched(chromium, f"http://127.0.0.1:{door.control}") as browser,
+    ):
+        held = await door.call(toy.url + "/messages", BODY)
+        assert (held.status, outcome(held)) == (403, "held")
+        await at_the_console(door, browser)
+        await browser.page.get_by_label("Note").fill("Offer a voucher instead.")
+        await act(browser, "Deny")
+        assert "Denied." in await browser.text("[role=status]")
+        got = await door.call(toy.url + "/messages", BODY)
+        assert got.status == 403
+        assert "Offer a voucher instead." in json.loads(got.body)["detail"]
+        assert toy.effects.counts().get("it", 0) == 0
 
 
 TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] :

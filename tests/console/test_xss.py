@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from proxy.console import render
 from proxy.control.tokens import Holder, Role
+from proxy.core.identity import encode_part
 from proxy.core.operation import Kind
 from tests.console.conftest import Watched, watched
-from tests.console.inbox import FakeApprovals, FakeRuns, a_run, an_approval
 from tests.console.payloads import PAYLOADS
 from tests.console.scene import OPERATOR, Scene, lost, scene, started
 
@@ -54,7 +54,7 @@ async def found(browser: Watched) -> list[str]:
 
 async def nasty_operation(made: Scene, payload: str) -> str:
     """An operation with the payload in everything that an agent or an API may choose."""
-    whole = payload.encode("utf-8", "replace").decode()
+    whole = whole_of(payload)
     operation = await made.add(
         started(reason=whole),
         lost(whole, reason=whole),
@@ -76,32 +76,34 @@ async def nasty_operation(made: Scene, payload: str) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def made(tmp_path: Path) -> AsyncIterator[Scene]:
-    runs = FakeRuns(
-        *(
-            a_run(
-                f"run {payload}", status="revoked", parent=payload, operations={payload: 3},
-                revoked={"reason": payload, "by": payload, "at": 1.0},
-                budget={payload: {"limit": 9, "used": 3, "remaining": 6}},
-                checkpoint={"version": 1, "step": payload, "at": 1.0},
-            )
-            for payload in PAYLOADS
-        )
-    )  # fmt: skip
-    approvals = FakeApprovals(
-        *(
-            an_approval(
-                f"ap_{number}", summary=payload, run=payload, operation=payload, note=payload,
-                by=payload, state=("waiting", "granted")[number % 2],
-                request={
-                    "method": payload, "url": payload, "body": payload, "digest": payload,
-                },
-            )
-            for number, payload in enumerate(PAYLOADS)
-        )
-    )  # fmt: skip
-    tokens = [(OPERATOR, Holder(NASTY, Role.OPERATOR))]
-    async with scene(tmp_path, tokens=tokens, runs=runs, approvals=approvals) as inside:
+    async with scene(tmp_path, tokens=[(OPERATOR, Holder(NASTY, Role.OPERATOR))]) as inside:
         yield inside
+
+
+async def nasty_runs(made: Scene) -> None:
+    """Runs and approvals with the payloads in whatever somebody names, says or asks."""
+    approvals = made.services.approvals
+    above = None
+    for number, payload in enumerate(PAYLOADS):
+        run = f"{number} " + "".join(char for char in whole_of(payload) if char >= " ")
+        await made.run(run, by=f"by {run}", parent=above)
+        above = run if number % 9 else None
+        held = await made.hold(
+            whole_of(payload), run=run, step=run, name=f"POST {run}",
+            url=f"https://api.shop.test/{run}", method=run,
+            body=json.dumps({payload: payload}).encode(),
+        )  # fmt: skip
+        if number % 3 == 1:
+            await approvals.grant(held, {"note": run}, whole_of(NASTY))
+        if number % 3 == 2:
+            await approvals.deny(held, {"note": run}, run)
+        if number % 5 == 4:
+            await made.services.runs.revoke(run, {"reason": run}, run)
+
+
+def whole_of(payload: str) -> str:
+    """As it is after it went through a socket: without half characters."""
+    return payload.encode("utf-8", "replace").decode()
 
 
 async def test_forty_payloads_and_more() -> None:
@@ -114,8 +116,9 @@ async def test_no_payload_is_anything_but_text_on_any_page(
 ) -> None:
     """The lists show all payloads at once, a page of its own has each one or every sixth."""
     keys = [await nasty_operation(made, payload) for payload in PAYLOADS]
+    await nasty_runs(made)
     for payload in PAYLOADS:
-        whole = payload.encode("utf-8", "replace").decode()
+        whole = whole_of(payload)
         unknown = await made.add(
             started(reason=whole), lost(whole), run=whole, step=whole, name=f"PUT {whole}",
             url=f"https://api.shop.test/{whole}", method=whole,
@@ -132,8 +135,9 @@ async def test_no_payload_is_anything_but_text_on_any_page(
         ][::every]
         paths += [f"/operation?key={key}" for key in asked[:2]]
         paths += [f"/operations?state={word}" for word in asked[:2]]
-        paths += [f"/approval?id=ap_{number}" for number in range(2)]
-        paths += [f"/run?id=run%20{quote(PAYLOADS[0], safe='')}", "/run?id=%3Cscript%3E"]
+        paths += [f"/approval?id={held}" for held in made.held[:: every * 2]]
+        paths += [f"/run?id={quote(encode_part(run), safe='')}" for run in made.runs[:: every * 2]]
+        paths += ["/run?id=%3Cscript%3E", "/approval?id=%3Cscript%3E"]
         for path in paths:
             await browser.go(path)
             assert await found(browser) == [], path

@@ -8,8 +8,10 @@ from aiohttp import web
 
 from proxy.console import words
 from proxy.console.desk import Desk, Page, Visit
+from proxy.ledger.base import RunQuery
 
 SHOWN: Final = 50  # of each kind; who has more looks at the list
+RUNS: Final = 100  # looked through for conflicts
 
 
 def pages(desk: Desk) -> list[Page]:
@@ -30,15 +32,12 @@ def pages(desk: Desk) -> list[Page]:
             conflicts=await _conflicts(desk),
         )
 
-    async def _conflicts(desk: Desk) -> list[dict[str, Any]]:
-        if desk.runs is None:
-            return []
-        return [one for one in await desk.runs.runs() if one["status"] == CONFLICT][:SHOWN]
-
     return [Page("GET", "/", first)]
 
 
-CONFLICT: Final = "completed_with_conflict"
+async def _conflicts(desk: Desk) -> list[dict[str, Any]]:
+    """Of the newest runs, those with an effect that should not be there."""
+    return [run for run in await desk.runs.runs(RunQuery(limit=RUNS)) if run["conflicts"]]
 
 
 def alarms(desk: Desk) -> list[dict[str, Any]]:

@@ -47,6 +47,7 @@ def pages(desk: Desk) -> list[Page]:
             head_lines=HEAD_LINES,
             content=content,
             damage=damage,
+            approval=_approval(events),
             seen=events[-1]["seq"] if events else 0,
             text_max=TEXT_MAX,
             **(form | values),
@@ -93,6 +94,12 @@ def pages(desk: Desk) -> list[Page]:
         Page("POST", PATH + "/reconcile", reconcile),
         Page("POST", PATH + "/resolve", resolve),
     ]
+
+
+def _approval(events: list[dict[str, Any]]) -> str | None:
+    """The one that was asked for last; an earlier one cannot be looked at."""
+    asked = [event["data"] for event in events if event["event"] == "ApprovalRequested"]
+    return str(asked[-1]["id"]) if asked else None
 
 
 def _learned(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, str]:
