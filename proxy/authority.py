@@ -55,7 +55,6 @@ class Authority:
         self.write = Charge(WRITE, self.rights.budget)
         self.unasked = Charge(WRITE, enforce=False)  # where nothing may be refused
         self.read = Charge(READ, self.rights.budget)
-        self.unasked_read = Charge(READ, enforce=False)
         self._revoking: Counter[str] = Counter()  # runs whose revocation is not durable yet
         self._tokens: Counter[str] = Counter()  # run tokens, by digest
         self._withdrawn: Counter[str] = Counter()  # operations whose approval is being revoked

@@ -23,8 +23,9 @@ from proxy.core.call import (
 )
 from proxy.core.decide import Answer, Decision, Refuse, bind, decide, notes_wording
 from proxy.core.fingerprint import DuplicateMember, canonical
+from proxy.core.identity import run_of
 from proxy.core.intent import placed
-from proxy.core.matching import BadPath
+from proxy.core.matching import BadPath, Matched
 from proxy.core.model import Answered, Identity, Lost, NotSent, Request
 from proxy.core.operation import ENDED, Operation, State
 from proxy.core.placement import CannotPlace
@@ -108,7 +109,7 @@ class Callers:
                 request, read = await self._with_body(arrival), True
             matched = examined.choose(request)
             kind = triage(request, matched, arrival.identity or Identity(), policy)
-            if isinstance(kind, Governable) and not read:
+            if not read and (isinstance(kind, Governable) or self._is_metered(arrival, matched)):
                 request, read = await self._with_body(arrival), True
                 matched = examined.choose(request)
         except BadPath as error:
@@ -133,6 +134,13 @@ class Callers:
         if mode != "enforce" and read:
             return await self._passing.observe(arrival, request, endpoint, mode, call.code)
         return self._replies.refuse(call, endpoint, request)
+
+    def _is_metered(self, arrival: Arrival, matched: Matched | None) -> bool:
+        """Whether its body says what it may cost a run. One that is too large to be read goes
+        unread, at the rule's default."""
+        if matched is None or matched.endpoint.meter is None or not run_of(arrival.identity):
+            return False
+        return self._fits(arrival) and not arrival.upgrade
 
     def _fits(self, arrival: Arrival) -> bool:
         length = arrival.content_length

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -83,6 +83,7 @@ class Observer(Protocol):
     def unprotected(self, reason: str) -> None: ...
     def observed(self, decision: str) -> None: ...
     def exhausted(self, unit: str) -> None: ...
+    def model_tokens(self, service: str, endpoint: str, how: str, number: int) -> None: ...
     def upstream(self, service: str, seconds: float) -> None: ...
     def foreign(self, service: str) -> None: ...
 
@@ -137,6 +138,7 @@ class Engine:
         self._owed: dict[str, Change] = {}  # outcomes that the ledger could not take yet
         self._unsent: set[tuple[str, int]] = set()  # attempts whose intent could not be committed
         self._claims: dict[Claim, Claimed] = {}  # what operations being begun will be found by
+        self._kept: set[asyncio.Task[None]] = set()
         self._lookups = Lookups(
             ledger=ledger,
             outbound=self.outbound,
@@ -601,8 +603,16 @@ class Engine:
     async def stop(self, drain: float) -> None:
         """Wait for what is in flight, at most ``drain`` seconds; what is left becomes unknown."""
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
+        tasks += self._kept
         if tasks:
             await asyncio.wait(tasks, timeout=drain)
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something that no caller's leaving may end; a stop of the proxy waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return task
 
 
 _WRITE = {"amounts": dict(WRITE)}

@@ -173,6 +173,14 @@ class Metrics:
             ["kind"],
             registry=r,
         )
+        self._model_tokens = _Children(
+            Counter(
+                "onceproxy_model_tokens",
+                "Tokens of model calls: used, or kept as reserved where the use is not known",
+                ["service", "endpoint", "how"],
+                registry=r,
+            )
+        )
         self._observed = Counter(
             "onceproxy_observed",
             "What would have been decided for calls in observe mode",
@@ -281,6 +289,10 @@ class Metrics:
 
     def exhausted(self, unit: str) -> None:
         self._budget_refusals.labels(unit).inc()
+
+    def model_tokens(self, service: str, endpoint: str, how: str, number: int) -> None:
+        """used | kept"""
+        self._model_tokens[*self._pair(service, endpoint), how].inc(number)
 
     def observed(self, decision: str) -> None:
         self._observed.labels(decision).inc()

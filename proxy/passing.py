@@ -4,29 +4,66 @@ and a budget like any other call that a run makes.
 
 from __future__ import annotations
 
-import structlog
+from dataclasses import dataclass
 
 from proxy.authority import Access, token_digest
+from proxy.core import intent
 from proxy.core.call import UNRULED, Passing, stricter
-from proxy.core.decide import budget
+from proxy.core.credentials import is_signed, split
 from proxy.core.identity import run_of
 from proxy.core.model import Denied, Lost, NotSent, Request
-from proxy.core.operation import Event, Kind
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
-from proxy.core.runs import Exhausted, limited, noted
 from proxy.engine import Engine
-from proxy.ledger.base import Refused
+from proxy.metered import Meters, Reservation
 from proxy.net.exchange import Arrival, Reply
+from proxy.outbound import Opened
 from proxy.replies import Replies
 
-log = structlog.get_logger("onceproxy")
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One call on its way. ``read``: its body is in ``request``."""
+
+    arrival: Arrival
+    access: Access
+    request: Request
+    endpoint: Endpoint | None
+    passing: Passing
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A call whose answer has begun; ``cost``: what it settles."""
+
+    opened: Opened
+    cost: Reservation | None
+
+    def reply(self) -> Reply:
+        opened, cost = self.opened, self.cost
+        body = opened.pipe or (opened.chunks() if cost is None else cost.flow(opened))
+
+        def delivered(whole: bool) -> None:
+            if cost is not None:
+                cost.end(whole=False)  # unless it has ended: of a body that nobody began to read
+            if not whole:
+                opened.close()
+
+        return Reply(
+            opened.status,
+            opened.reason,
+            opened.headers,
+            body,
+            length=opened.length,
+            delivered=delivered,
+        )
 
 
 class Passings:
     def __init__(self, engine: Engine, replies: Replies) -> None:
         self._engine = engine
-        self._ledger = engine.ledger
+        self._meters = Meters(engine)
         self._metrics = engine.metrics
         self._replies = replies
 
@@ -40,49 +77,57 @@ class Passings:
     ) -> Reply:
         """Forward a call and have its answer flow back. ``read``: its body is in ``request``."""
         access = access_of(arrival, request, endpoint)
+        call = Passage(arrival, access, request, endpoint, passing, read)
+        sent = await self._send(call)
+        return sent if isinstance(sent, Reply) else sent.reply()
+
+    async def _send(self, call: Passage) -> Sent | Reply:
+        """Send a call if it may be. The reply, where no answer came."""
+        access, endpoint = call.access, call.endpoint
         standing = self._engine.authority.standing(access)
         bar = standing.bar or standing.stop
         if bar is not None:
-            return self._replies.refuse(Refusal(bar.code, bar.detail), endpoint, request)
-        mode = self._engine.settings.policy.mode
-        if endpoint is not None:
-            mode = stricter(mode, endpoint.mode)
-        refused = await self._charge(access, endpoint, enforced=mode == "enforce")
-        if refused is not None:
-            return self._replies.refuse(refused, endpoint, request)
-        service = endpoint.service if endpoint is not None else UNRULED
-        label = endpoint.name if endpoint is not None else "content"
-        self._metrics.decided(service, label, "passed")
-        if passing.unprotected:
-            self._metrics.unprotected(passing.reason)
-        outbound = self._engine.outbound
-        if endpoint is not None:
-            request = outbound.authorised(request, endpoint, None)
-        has_body = not read and arrival.content_length != 0
-        opened = await outbound.send(
-            request,
-            stream=arrival.stream() if has_body else None,
-            length=arrival.content_length if has_body else None,
-            upgrade=arrival.upgrade,
-            gate=lambda: self._engine.authority.objection(access),
-            run=access.run,
-        )
+            return self._refuse(call, Refusal(bar.code, bar.detail))
+        enforced = self._enforced(endpoint)
+        cost = await self._meters.charge(access, endpoint, call.request, enforced=enforced)
+        if isinstance(cost, Refusal):
+            return self._refuse(call, cost)
+        self._count(call)
+        opened = await self._open(call, readable=enforced and cost is not None)
+        if cost is not None:
+            if isinstance(opened, NotSent):
+                cost.not_sent()
+            elif isinstance(opened, Lost):
+                cost.end(whole=False)
+            else:
+                cost.answered(opened)
         match opened:
             case Denied(reason):
-                return self._replies.refuse(Refusal("egress-denied", reason), None, request)
+                return self._replies.refuse(Refusal("egress-denied", reason), None, call.request)
             case NotSent(reason):
                 bar = self._engine.authority.standing(access).bar
                 code = bar.code if bar is not None else "upstream-not-reached"
                 return self._replies.refuse(Refusal(code, reason), None)
             case Lost(reason):
                 return self._replies.refuse(Refusal("upstream-lost", reason), None)
-        return Reply(
-            opened.status,
-            opened.reason,
-            opened.headers,
-            opened.pipe or opened.chunks(),
-            length=opened.length,
-            delivered=lambda whole: None if whole else opened.close(),
+        return Sent(opened, cost)
+
+    async def _open(self, call: Passage, *, readable: bool) -> NotSent | Lost | Opened:
+        """``readable``: its answer has to be read on its way."""
+        arrival, request, endpoint = call.arrival, call.request, call.endpoint
+        outbound = self._engine.outbound
+        if endpoint is not None:
+            if readable and endpoint.signed == "none" and not is_signed(split(request)[1]):
+                request = intent.readable(request)
+            request = outbound.authorised(request, endpoint, None)
+        has_body = not call.read and arrival.content_length != 0
+        return await outbound.send(
+            request,
+            stream=arrival.stream() if has_body else None,
+            length=arrival.content_length if has_body else None,
+            upgrade=arrival.upgrade,
+            gate=lambda: self._engine.authority.objection(call.access),
+            run=call.access.run,
         )
 
     async def observe(
@@ -98,32 +143,17 @@ class Passings:
         passing = Passing(f"mode {mode}", unprotected=True)
         return await self.forward(arrival, request, endpoint, passing, True)
 
-    async def _charge(
-        self, access: Access, endpoint: Endpoint | None, *, enforced: bool
-    ) -> Refusal | None:
-        """Count the call. Where a limit speaks of it, that is durable before it is sent."""
-        if not access.run or (endpoint is not None and not endpoint.counted):
-            return None
-        charge = self._engine.authority.read
-        run = self._ledger.run(access.run)
-        above = self._ledger.above(run) if run is not None else ()
-        if not enforced or not limited(run, above, charge):
-            self._ledger.count(access.run, self._engine.authority.unasked_read)
-            return None
-        about = {
-            "amounts": dict(charge.amounts),
-            "service": access.service,
-            "endpoint": access.endpoint,
-        }
-        event = Event(Kind.BUDGET_CHARGED, self._engine.clock.time(), about)
-        try:
-            await self._ledger.amend(access.run, noted(event), charge=charge)
-        except Refused as refused:
-            if not isinstance(refused.reason, Exhausted):
-                raise
-            self._metrics.exhausted(refused.reason.shortage.unit)
-            return budget.refusal(refused.reason.shortage)
-        return None
+    def _enforced(self, endpoint: Endpoint | None) -> bool:
+        mode = self._engine.settings.policy.mode
+        return (stricter(mode, endpoint.mode) if endpoint is not None else mode) == "enforce"
+
+    def _count(self, call: Passage) -> None:
+        self._metrics.decided(call.access.service, call.access.endpoint, "passed")
+        if call.passing.unprotected:
+            self._metrics.unprotected(call.passing.reason)
+
+    def _refuse(self, call: Passage, refusal: Refusal) -> Reply:
+        return self._replies.refuse(refusal, call.endpoint, call.request)
 
 
 def access_of(arrival: Arrival, request: Request, endpoint: Endpoint | None) -> Access:

@@ -69,7 +69,9 @@ class UsageReader:
     def __init__(self, endpoint: Endpoint, answer: Answer) -> None:
         assert endpoint.meter is not None
         means = classify(endpoint, Answered(answer), keyed=False).means
-        self.refused = means in ("rejected", "not_applied")
+        self.set_aside = means == "not_applied"
+        """The API has not looked at the call (it is throttled, or its credential expired)."""
+        self.refused = self.set_aside or means == "rejected"
         """The API turned the call away: no tokens were used."""
         self._meter = endpoint.meter
         self._headers = answer.headers

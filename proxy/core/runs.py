@@ -2,7 +2,8 @@
 
 A run's row changes by one of the functions here, inside the transaction that makes the change
 durable, so two changes at once cannot both start from the same counters. A budget is only ever
-charged and settled; nothing here takes a charge back, since the effect it paid for may be there.
+charged and settled. What an operation was charged is never given back, since its effect may be
+there; of a model call what was reserved is, once it is known not to have been used.
 """
 
 from __future__ import annotations
@@ -157,9 +158,12 @@ def reservation(tokens: int) -> Amounts:
     return {Unit.TURNS.value: 1, Unit.TOKENS.value: tokens, RESERVED: tokens}
 
 
-def settlement(reserved: int, used: int) -> Amounts:
-    """What is still to be charged once it is: less than nothing, where too much was reserved."""
-    return {Unit.TOKENS.value: used - reserved, RESERVED: -reserved}
+def settlement(reserved: int, used: int, *, turn: bool = True) -> Amounts:
+    """What is still to be charged once it is: less than nothing, where too much was reserved.
+    ``turn``: whether the model was called; one that did not look at the call, or was not reached,
+    is called again under the same unit, like an operation that is sent again."""
+    amounts = {Unit.TOKENS.value: used - reserved, RESERVED: -reserved}
+    return amounts if turn else {Unit.TURNS.value: -1, **amounts}
 
 
 def limited(run: Run | None, above: Sequence[Run], charge: Charge) -> bool:
