@@ -61,6 +61,7 @@ from proxy.service.operations import OperationService
 from proxy.service.resume import Resumes
 from proxy.service.runs import RunService
 from proxy.service.services import Services
+from proxy.tunnels import Tunnels
 
 SEALED_AT_ONCE = 50  # bodies in one transaction: some milliseconds of the writing thread
 SEALING_PAUSE = 0.05  # seconds in between, for the calls
@@ -80,14 +81,16 @@ class Started:
     state_dir: Path
     ca_cert: Path | None
     probe: Address | None = None
+    run_tokens: bool = False  # only calls with a run token are taken
 
-    def as_json(self) -> dict[str, str | int | None]:
+    def as_json(self) -> dict[str, str | int | bool | None]:
         return {
             "listen": str(self.listen),
             "control": str(self.control),
             "state_dir": str(self.state_dir),
             "ca_cert": str(self.ca_cert) if self.ca_cert else None,
             "probe": str(self.probe) if self.probe else None,
+            "run_tokens": self.run_tokens,
             "pid": os.getpid(),
             "version": __version__,
         }
@@ -205,7 +208,9 @@ class App:
 
         for port in control.ports:
             egress.protect(port)
-        door = self._front_door(Callers(engine), authority, upstream, egress)
+        door = self._front_door(
+            Callers(engine), authority, Tunnels(engine, upstream.tunnel), egress
+        )
         await door.start(config.listen.host, config.listen.port)
         stack.push_async_callback(lambda: door.stop(self._drain()))
         metrics.connections(lambda: door.room.open)
@@ -216,6 +221,7 @@ class App:
             state_dir=config.state_dir,
             ca_cert=config.tls.ca_cert_file or (config.ca_dir / CERT_FILE if authority else None),
             probe=control.probe,
+            run_tokens=config.identity.tokens == "required",
         )
         _write_serving(config.serving_path, started)
         stack.callback(config.serving_path.unlink, missing_ok=True)
@@ -347,7 +353,7 @@ class App:
         self,
         callers: Callers,
         authority: Certificates | None,
-        upstream: Upstream,
+        tunnels: Tunnels,
         egress: Egress,
     ) -> FrontDoor:
         config, limits = self._config, self._config.limits
@@ -358,7 +364,7 @@ class App:
             intercept=config.tls.intercept,
             knows_host=self._knows_host,
             tunnel_hosts=config.tls.tunnel,
-            dial=upstream.tunnel,
+            dial=tunnels.open,
             gateways=[(g.listen.host, g.listen.port, g.to) for g in config.gateway],
             own_names=config.control.hosts,
             waits=Waits(

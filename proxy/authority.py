@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
@@ -58,6 +58,7 @@ class Authority:
         self._revoking: Counter[str] = Counter()  # runs whose revocation is not durable yet
         self._tokens: Counter[str] = Counter()  # run tokens, by digest
         self._withdrawn: Counter[str] = Counter()  # operations whose approval is being revoked
+        self._watched: dict[object, tuple[Access, Callable[[str], None]]] = {}
         lists = self.rights.lists
         self._plain = not (lists.allow or lists.deny or self.rights.tokens_required)
 
@@ -93,10 +94,51 @@ class Authority:
             approval = stored.approval if stored is not None else None
             if operation.key in self._withdrawn or approval is None or not approval.given:
                 return "its approval was revoked"
-        run = self._ledger.run(access.run) if access.run else None
-        above = self._ledger.above(run) if run is not None and run.parent else ()
-        bar = self._bar(access, run, above)
+        bar = self._bar(access, *self._chain(access))
         return bar.detail if bar is not None else None
+
+    def unread(self, access: Access, places: Sequence[tuple[str, str]]) -> Bar | None:
+        """Why a connection whose bytes are not read may not be opened; ``places``: service and
+        endpoint of the calls that it may carry. Raises Damaged."""
+        run, above = self._chain(access)
+        bar = self._bar(access, run, above)
+        if bar is not None:
+            return bar
+        if self.rights.fence and run is not None and self.epoch_of(run, access.token) < run.epoch:
+            return _SUPERSEDED
+        lists = self.rights.lists
+        if not (lists.allow or lists.deny):
+            return None
+        return lists.objection_unread(unquote(access.run), places)
+
+    def watch(self, access: Access, cut: Callable[[str], None]) -> Callable[[], None]:
+        """``cut`` is called with the reason once nothing of that access may be sent any more,
+        before the revocation is acknowledged. Returns what ends the watch."""
+        mark = object()
+        self._watched[mark] = (access, cut)
+        self._check(mark)  # it may have been taken away before
+
+        def leave() -> None:
+            self._watched.pop(mark, None)
+
+        return leave
+
+    def recheck(self) -> None:
+        """Something is taken away: cut the connections that lived on it."""
+        for mark in list(self._watched):
+            self._check(mark)
+
+    def _check(self, mark: object) -> None:
+        access, cut = self._watched[mark]
+        bar = self._bar(access, *self._chain(access))
+        if bar is not None:
+            del self._watched[mark]
+            cut(bar.detail)
+
+    def _chain(self, access: Access) -> tuple[Run | None, Sequence[Run]]:
+        """The run and those above it."""
+        run = self._ledger.run(access.run) if access.run else None
+        return run, self._ledger.above(run) if run is not None and run.parent else ()
 
     @contextlib.contextmanager
     def revoking(self, *, run: str = "", token: str = "", key: str = "") -> Iterator[None]:
@@ -106,6 +148,7 @@ class Authority:
             if name:
                 flagged[name] += 1
         try:
+            self.recheck()
             yield
         finally:
             for flagged, name in flags:

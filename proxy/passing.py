@@ -19,6 +19,7 @@ from proxy.metered import Meters, Reservation
 from proxy.net.exchange import Arrival, Reply
 from proxy.outbound import Opened
 from proxy.replies import Replies
+from proxy.tunnels import held
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class Passings:
                 return self._replies.refuse(Refusal(code, reason), None)
             case Lost(reason):
                 return self._replies.refuse(Refusal("upstream-lost", reason), None)
+        if opened.pipe is not None:
+            opened.pipe = held(self._engine, call.access, opened.pipe)
         return Sent(opened, cost)
 
     async def _open(self, call: Passage, *, readable: bool) -> NotSent | Lost | Opened:

@@ -34,6 +34,7 @@ class Serving:
     listen: Address
     control: Address
     ca_cert: str | None
+    run_tokens: bool = False  # only calls with a run token are taken
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -41,6 +42,7 @@ class Serving:
             "listen": str(self.listen),
             "control": str(self.control),
             "ca_cert": self.ca_cert,
+            "run_tokens": self.run_tokens,
         }
 
 
@@ -53,6 +55,7 @@ def serving(config: Config) -> Serving | None:
             parse_address(data["listen"]),
             parse_address(data["control"]),
             data["ca_cert"],
+            bool(data.get("run_tokens")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -64,9 +67,15 @@ def reachable(address: Address) -> Address:
     return Address(host, address.port)
 
 
-def ask(address: Address, path: str, token: str | None = None, body: object = None) -> Any:
-    """GET, or POST with a body. Raises NotRunning, Refused."""
-    method = "GET" if body is None else "POST"
+def ask(
+    address: Address,
+    path: str,
+    token: str | None = None,
+    body: object = None,
+    method: str = "POST",
+) -> Any:
+    """GET, or ``method`` with a body. Raises NotRunning, Refused."""
+    method = "GET" if body is None else method
     headers = {"Accept": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
@@ -106,11 +115,19 @@ class ControlClient:
     def post(self, path: str, body: object) -> Any:
         return self._ask(path, body)
 
-    def _ask(self, path: str, body: object) -> Any:
+    def put(self, path: str, body: object) -> Any:
+        return self._ask(path, body, "PUT")
+
+    def _ask(self, path: str, body: object, method: str = "POST") -> Any:
         try:
-            return ask(self._address, path, self._token, body)
+            return ask(self._address, path, self._token, body, method)
         except NotRunning as error:
             raise NotRunning(f"{self._hint} ({error})") from error
+
+
+def run_path(run: str, suffix: str = "") -> str:
+    """``run`` as the agent names it."""
+    return f"/v1/runs/{quote(run, safe='')}{suffix}"
 
 
 def operation_path(key: str, suffix: str = "") -> str:

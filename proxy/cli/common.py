@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -94,6 +95,11 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     for line in [list(head), *texts]:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         click.echo("  ".join(cells).rstrip())
+
+
+def moment(seconds: float) -> str:
+    """For people who read it on this machine."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def visible(value: object) -> str:

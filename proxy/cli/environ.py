@@ -28,10 +28,12 @@ def child_environment(
     step: str | None,
     bundle: Path | None,
     helpers: Path,
+    token: str | None = None,
 ) -> dict[str, str]:
-    """``step``: None not named here, ``auto`` derived. ``bundle``: None where TLS is not opened."""
+    """``step``: None not named here, ``auto`` derived. ``bundle``: None where TLS is not opened.
+    ``token``: the run's, behind the step."""
     child = dict(parent)
-    child.update(dict.fromkeys(PROXY_VARIABLES, proxy_url(listen, run, step)))
+    child.update(dict.fromkeys(PROXY_VARIABLES, proxy_url(listen, run, step, token)))
     child.update(GIT)
     child.update(dict.fromkeys(NO_PROXY_VARIABLES, _no_proxy(parent, control)))
     if bundle is not None:
@@ -42,11 +44,14 @@ def child_environment(
     return child
 
 
-def proxy_url(listen: Address, run: str, step: str | None) -> str:
+def proxy_url(listen: Address, run: str, step: str | None, token: str | None = None) -> str:
     """Clients decode the credential once before they send it, and the proxy once more after its
-    split at the first colon; so a colon is written ``%253A``."""
-    password = {None: UNNAMED, "auto": DERIVED}.get(step, step) or UNNAMED
-    return f"http://{_twice(run)}:{_twice(password)}@{reachable(listen)}"
+    split at the first colon; so a colon is written ``%253A``. The one before a run token is no part
+    of a name: it is written ``%3A``, since there are clients that take a bare one for the port."""
+    password = _twice({None: UNNAMED, "auto": DERIVED}.get(step, step) or UNNAMED)
+    if token is not None:
+        password += f"%3A{token}"
+    return f"http://{_twice(run)}:{password}@{reachable(listen)}"
 
 
 def _twice(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import click
 from proxy.cli.client import ControlClient, operation_path
 from proxy.cli.common import (
     json_option,
+    moment,
     print_json,
     print_table,
     talks,
@@ -73,7 +73,7 @@ def ops(
             [
                 one["state"],
                 one["attempts"],
-                _moment(one["updated_at"]),
+                moment(one["updated_at"]),
                 one["external_id"],
                 one["blocked_by"],
                 one["key"],
@@ -101,7 +101,7 @@ def show(loaded: Loaded, key: str, as_json: bool) -> None:
     for event in events:
         data = {name: value for name, value in event["data"].items() if value not in (None, "")}
         told = " ".join(f"{name}={json.dumps(value)}" for name, value in data.items())
-        click.echo(f"{_moment(event['at'])}  {event['event']:20}  {visible(told)}".rstrip())
+        click.echo(f"{moment(event['at'])}  {event['event']:20}  {visible(told)}".rstrip())
 
 
 @click.command()
@@ -208,7 +208,3 @@ def _end_of(attempt: dict[str, Any], operation: dict[str, Any]) -> str:
         return str(end)
     later = operation.get("how") in ("found", "resolved") and end in ("succeeded", "decided")
     return f"{end}, {operation['how']}; before that: {reason}" if later else f"{end}: {reason}"
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shlex
@@ -9,16 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote
+from typing import NoReturn
 
 import click
 
-from proxy.cli.client import ControlClient, NotRunning, Refused, Serving
-from proxy.cli.common import PORT, stop, with_config
+from proxy.cli.client import ControlClient, NotRunning, Refused, Serving, run_path
+from proxy.cli.common import CHECK_FAILED, PORT, stop, with_config
 from proxy.cli.environ import UNNAMED, child_environment
 from proxy.cli.helper import helpers_dir
 from proxy.cli.launch import CannotStart, calls_seen, proxy_for
@@ -39,11 +40,22 @@ NOT_EXECUTABLE = 126
 @click.option(
     "--step", help="Name of this process's one step; auto: a step for each different call."
 )
+@click.option(
+    "--input",
+    "about",
+    metavar="FILE|TEXT",
+    help="What the run is about: its id is refused for anything else later on. @FILE: a file only.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_config
 @click.pass_context
 def run(
-    ctx: click.Context, loaded: Loaded, run_id: str | None, step: str | None, command: Sequence[str]
+    ctx: click.Context,
+    loaded: Loaded,
+    run_id: str | None,
+    step: str | None,
+    about: str | None,
+    command: Sequence[str],
 ) -> None:
     """Run COMMAND with its calls going through the proxy, and exit as it does.
 
@@ -52,17 +64,25 @@ def run(
     to a service with a rule is refused if it names none. With --run-id - it names its runs too.
     """
     run = run_id or new_run_id()
+    start: dict[str, object] = {"new": True} if run_id is None else {}
+    if about is not None:
+        if run == UNNAMED:
+            raise click.UsageError("--input is of one run: name it with --run-id")
+        start["input_digest"] = input_digest(about)
     try:
         with proxy_for(loaded, _serve_arguments(ctx)) as found:
-            code = _run(loaded, found, run, step, command, made=run_id is None)
+            code = _run(loaded, found, run, step, command, start)
     except CannotStart as error:
         stop(error.code, "the proxy could not be started:", *error.lines)
-    except (NotRunning, Refused) as error:
+    except Refused as error:
+        _refused(error, run)
+    except NotRunning as error:
         stop(PORT, str(error))
     if run_id is None:
         # With the same configuration: another state directory would be another ledger.
         again = ["onceproxy", "run", *_serve_arguments(ctx), "--run-id", run]
-        again += [*(["--step", step] if step else []), "--", *command]
+        again += [*(["--step", step] if step else []), *(["--input", about] if about else [])]
+        again += ["--", *command]
         click.echo(f"onceproxy: to resume this run: {shlex.join(again)}", err=True)
     sys.exit(code)
 
@@ -71,19 +91,39 @@ def new_run_id() -> str:
     return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
+def input_digest(about: str) -> str:
+    """Of the file of that name if there is one, else of the text itself."""
+    only_file = about.startswith("@")
+    path = Path(about[1:] if only_file else about)
+    try:
+        content = path.read_bytes() if only_file or path.is_file() else about.encode()
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--input {about}: {error}") from error
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _refused(refused: Refused, run: str) -> NoReturn:
+    told = f"the run {run} was not started: {refused}"
+    if refused.problem.get("code") == "run-reused":
+        stop(CHECK_FAILED, told, "take another --run-id, or the --input that it was begun with")
+    if refused.problem.get("code") in ("run-revoked", "run-closed"):
+        stop(CHECK_FAILED, told, f"to let it go on: onceproxy revoke {shlex.quote(run)} --undo")
+    stop(PORT, told)
+
+
 def _run(
     loaded: Loaded,
     found: Serving,
     run: str,
     step: str | None,
     command: Sequence[str],
-    *,
-    made: bool,
+    start: Mapping[str, object],
 ) -> int:
-    """``made``: the run's name was made just now."""
+    """``start``: what is said when the run's next start begins."""
+    token = None
     if run != UNNAMED:
-        new = {"new": True} if made else {}
-        ControlClient(loaded.config).post(f"/v1/runs/{quote(run, safe='')}/resume", new)
+        body = {**start, "token": True} if found.run_tokens else start
+        token = ControlClient(loaded.config).post(run_path(run, "/resume"), body).get("token")
     bundle = None
     if found.ca_cert is not None:
         bundle = write_bundle(loaded.config.state_dir, Path(found.ca_cert))
@@ -95,6 +135,7 @@ def _run(
         step=step,
         bundle=bundle,
         helpers=helpers_dir(),
+        token=token,
     )
     before = calls_seen(found)
     code = run_child(command, environment)

@@ -145,6 +145,14 @@ def run_in_path(request: web.Request) -> str:
     return run
 
 
+def _run_of(request: web.Request) -> str | None:
+    """The run whose right is asked about: the same that the handler takes from the path."""
+    try:
+        return run_in_path(request)
+    except ServiceError:
+        return None  # the handler says so
+
+
 def guarded(route: Route, tokens: Tokens, runs: RunTokens) -> Open:
     """The handler behind its check of token and role."""
 
@@ -153,7 +161,7 @@ def guarded(route: Route, tokens: Tokens, runs: RunTokens) -> Open:
             return await route.handler(request, _ANYBODY)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
-        run = request.match_info.get("run") if route.role is Role.RUN else None
+        run = _run_of(request) if route.role is Role.RUN else None
         holder = tokens.holder(token) if token else None
         if holder is None and run is not None and token and runs.holds(run, token):
             holder = Holder(f"run {run}"[:200], Role.RUN, run)

@@ -27,11 +27,12 @@ def routes(resumes: Resumes, runs: RunService) -> list[Route]:
     async def one(request: web.Request, _: Holder) -> web.Response:
         return answer(await runs.one(run_in_path(request)))
 
-    async def resume(request: web.Request, _: Holder) -> web.Response:
+    async def resume(request: web.Request, holder: Holder) -> web.Response:
         run, every = run_in_path(request), flag(request, "all")
         body = await json_body(request)
-        new = isinstance(body, dict) and body.get("new") is True
-        return answer(await resumes.begin(run, new=new, every=every))
+        # One that is revoked would leave its sisters behind.
+        minting = holder.role is not Role.RUN
+        return answer(await resumes.begin(run, body, holder.name, minting=minting, every=every))
 
     async def look(request: web.Request, _: Holder) -> web.Response:
         return answer(await resumes.look(run_in_path(request), every=flag(request, "all")))

@@ -13,6 +13,9 @@ from typing import Any
 from proxy.core.model import frozen
 from proxy.core.runs import Run, Shortage
 
+UNKNOWN = ("unruled", "content")
+"""Service and endpoint of a call that no rule knows."""
+
 PARTS = ("run", "service", "endpoint", "method")
 
 
@@ -84,6 +87,31 @@ class Lists:
             return Bar("authority-revoked", "authority.deny closes this endpoint to this run.")
         if self.allow and not any(line.fits(*about) for line in self.allow):
             return Bar("authority-revoked", "No line of authority.allow opens this endpoint.")
+        return None
+
+    def objection_unread(self, run: str, places: Sequence[tuple[str, str]]) -> Bar | None:
+        """To what cannot be read, so that it may be any call to these (service, endpoint), or one
+        that no rule knows."""
+        if any(
+            fnmatch.fnmatchcase(run, line.run)
+            and fnmatch.fnmatchcase(service, line.service)
+            and fnmatch.fnmatchcase(endpoint, line.endpoint)
+            for line in self.deny
+            for service, endpoint in (*places, UNKNOWN)
+        ):
+            return Bar(
+                "authority-revoked",
+                "authority.deny closes a part of this host to this run, and a tunnel is not read.",
+            )
+        if self.allow and not all(
+            any(line.method == "*" and line.fits(run, *place, "*") for line in self.allow)
+            for place in places or (UNKNOWN,)
+        ):
+            return Bar(
+                "authority-revoked",
+                "authority.allow does not open all of this host to this run, and a tunnel is not "
+                "read.",
+            )
         return None
 
 

@@ -398,6 +398,19 @@ class RuleSet:
         """Whether a rule names this host; one for any host does not."""
         return any(not index.pattern.everywhere for index, _ in self._hosts_of(host, port))
 
+    def places(self, host: str, port: int) -> Sequence[tuple[str, str]]:
+        """Service and name of every endpoint that a call to this host may be of."""
+        labels = host.split(".")
+        return [
+            (service.name, endpoint.name)
+            for service in self.services
+            if any(
+                not pattern.everywhere and pattern.params(labels, port) is not None
+                for pattern in service.hosts
+            )
+            for endpoint in service.endpoints
+        ]
+
     def refusal_at(self, host: str, port: int) -> Mapping[str, Any] | None:
         """The shape that the host's clients need a refusal in, whatever the endpoint."""
         labels = host.split(".")

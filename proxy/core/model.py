@@ -151,6 +151,13 @@ class Denied(NotSent):
 
 
 @frozen
+class Barred(NotSent):
+    """Nothing was sent because whoever asks may not send; ``code`` is a refusal's."""
+
+    code: str
+
+
+@frozen
 class Lost:
     """Bytes may have left, and no whole answer came back."""
 

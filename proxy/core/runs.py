@@ -214,6 +214,22 @@ def begin(
     return amend
 
 
+def resume(at: float, *, input_digest: str | None, token: str | None, by: str) -> Amendment:
+    """The next start of a run, bound to its input and with a token of that start, in one act.
+    ``by`` does not become the run's beginner: whoever starts an agent may approve what it does."""
+    starting = next_epoch(at)
+    if input_digest is None and token is None:
+        return starting
+    binding = begin(at, input_digest=input_digest, parent=None, token=token, by=by)
+
+    def amend(run: Run) -> Amended:
+        started, events = starting(run)
+        bound, more = binding(started)
+        return replace(bound, by=run.by), (*events, *more)
+
+    return amend
+
+
 def set_limits(
     at: float, limits: Mapping[str, int | None], *, raising: bool, by: str, defaults: Amounts
 ) -> Amendment:

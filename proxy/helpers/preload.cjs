@@ -1,7 +1,7 @@
 // Sends fetch, http and https of this Node process through onceproxy without proxy support in the
 // client or trust in a CA: https://HOST/PATH becomes http://127.0.0.1:8901/via/https/HOST/PATH.
 //
-//   export HTTP_PROXY=http://RUN:STEP@127.0.0.1:8901
+//   export HTTP_PROXY=http://RUN:STEP@127.0.0.1:8901      (RUN:STEP%3ATOKEN with a run token)
 //   node --require /path/to/preload.cjs agent.js
 //
 // A tool call is named with  onceproxy.step(toolCallId, async () => { ... })  and, in a process that
@@ -18,7 +18,9 @@ globalThis.onceproxy = { run: naming('run'), step: naming('step') }
 
 if (env('HTTP_PROXY')) {
   const proxy = new URL(env('HTTP_PROXY'))
-  const [run, ownStep] = [proxy.username, proxy.password].map((part) => decodeURIComponent(part).replace(/^-$/, ''))
+  const [run, secret] = [proxy.username, proxy.password].map((part) => decodeURIComponent(part))
+  const [, named, token] = /^(?:(.*):)?(once_[\w-]{20,200})$/s.exec(secret) || [, secret]
+  const [ownRun, ownStep] = [run, named].map((part) => part === '-' ? '' : part)
   const spared = env('NO_PROXY').toLowerCase().split(',').map((entry) => entry.trim()).filter(Boolean)
   const portOf = (url) => url.port || (url.protocol === 'https:' ? '443' : '80')
 
@@ -31,7 +33,7 @@ if (env('HTTP_PROXY')) {
     })
   const identity = () => {
     const named = names.getStore() || {}
-    return [['X-Run-Id', named.run || run], ['X-Step-Id', named.step || ownStep]].filter(([, text]) => text)
+    return [['X-Run-Id', named.run || ownRun], ['X-Step-Id', named.step || ownStep], ['X-Run-Token', token]].filter(([, text]) => text)
   }
   const via = (url) => `/via/${url.protocol.slice(0, -1)}/${url.host}`
 

@@ -133,6 +133,10 @@ class Pipe(Protocol):
 
     def close(self) -> None: ...
 
+    def abort(self) -> None:
+        """Close, and throw away what was written and has not left."""
+        ...
+
 
 def _nobody(delivered: bool) -> None:
     """The default of ``Reply.delivered``."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
-from proxy.core.model import Body, NotSent
+from proxy.core.model import Body
 from proxy.core.refusal import Refusal
 from proxy.net import parsing, problem
 from proxy.net.connection import Connection, Server, Waits
@@ -28,7 +28,7 @@ from proxy.net.repeats import Known, Repeats
 from proxy.net.shares import Shares
 from proxy.net.sites import FixedSite, ProxySite, TunnelSite
 from proxy.net.tls import Certificates
-from proxy.net.tunnel import Tunnels
+from proxy.net.tunnel import Dial, Tunnels
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class FrontDoor:
         intercept: str = "all",
         knows_host: Callable[[str, int], bool] = lambda host, port: False,
         tunnel_hosts: Sequence[str] = (),
-        dial: Callable[[str, int, str], Awaitable[NotSent | Pipe]] | None = None,
+        dial: Dial | None = None,
         gateways: Sequence[tuple[str, int, str]] = (),
         own_names: Sequence[str] = (),
         pseudonym: str | None = "onceproxy",
@@ -67,7 +67,7 @@ class FrontDoor:
         """``engine_handle`` gets each call, ``engine_at_once`` before it those that came before in
         the same bytes. ``ca`` and ``intercept`` (all | rules | none) say which
         TLS is opened; ``tunnel_hosts`` (``name``, ``*.name``) never is. ``dial`` connects blind
-        tunnels (``Upstream.tunnel``) on behalf of a run. ``gateways`` are (host, port, address to
+        tunnels on behalf of a run. ``gateways`` are (host, port, address to
         send to); ``own_names`` are further names under which callers reach them. ``connections``
         may be open at once, ``run_calls`` of one run be in hand, and ``waiting_calls`` of all runs
         wait for that. ``on_tunnel`` gets (host, reason) of each blind tunnel, ``on_listening`` each

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from proxy.core.identity import BadIdentity, Sources, identify, run_of
-from proxy.core.model import Denied, NotSent
+from proxy.core.model import Barred, Denied, NotSent
+from proxy.core.refusal import CODES
 from proxy.net import handoff
 from proxy.net.clienthello import HELLO_LIMIT, BadHello, First, Hello, first, hello
 from proxy.net.egress import MAIL_PORTS
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
 log = logging.getLogger(__name__)
+
+Dial = Callable[[str, int, str, str | None], Awaitable[NotSent | Pipe]]
+"""Connects a blind tunnel: host, port, run as in an operation key, run token."""
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
@@ -60,7 +64,7 @@ class Tunnels:
         intercept: str,
         knows_host: Callable[[str, int], bool],
         tunnel_hosts: Sequence[str],
-        dial: Callable[[str, int, str], Awaitable[NotSent | Pipe]] | None,
+        dial: Dial | None,
         inner: Callable[[TunnelSite], Connection],
         on_tunnel: Callable[[str, str], None],
     ) -> None:
@@ -80,7 +84,7 @@ class Tunnels:
         upstream: Pipe | None = None
         why = self._blind_from_the_start(host, port)
         if why is not None:
-            upstream = await self._dialled(host, port, _run(credential))
+            upstream = await self._dialled(host, port, credential)
         pipe = await incoming.connection.give(incoming, ESTABLISHED)
         if pipe is None:
             if upstream is not None:
@@ -107,11 +111,13 @@ class Tunnels:
             return "ca-not-trusted"
         return None
 
-    async def _dialled(self, host: str, port: int, run: str) -> Pipe:
+    async def _dialled(self, host: str, port: int, credential: tuple[str, str] | None) -> Pipe:
         """Raises Refused."""
         if self._dial is None:
             raise Refused("tunnels are not open here", 502, "upstream-not-reached")
-        result = await self._dial(host, port, run)
+        result = await self._dial(host, port, *_who(credential))
+        if isinstance(result, Barred):
+            raise Refused(result.reason, CODES[result.code].status, result.code)
         if isinstance(result, Denied):
             raise Refused(result.reason, 403, "egress-denied")
         if isinstance(result, NotSent):
@@ -135,7 +141,7 @@ class Tunnels:
                     return
                 why = "h2"
         self._on_tunnel(host, why)
-        await relay(pipe, await self._dialled(host, port, _run(credential)))
+        await relay(pipe, await self._dialled(host, port, credential))
 
     def _opens(self, host: str, port: int) -> bool:
         if self._intercept == "all":
@@ -180,10 +186,11 @@ class Tunnels:
             self._distrusted[host, port] = None
 
 
-def _run(credential: tuple[str, str] | None) -> str:
-    """Whose tunnel it is, as in an operation key. Raises Refused."""
+def _who(credential: tuple[str, str] | None) -> tuple[str, str | None]:
+    """Whose tunnel it is, as in an operation key, and the run token. Raises Refused."""
+    sources = Sources(credential=credential)
     try:
-        return run_of(identify(Sources(credential=credential)))
+        return run_of(identify(sources)), sources.token
     except BadIdentity as error:
         raise Refused(error.detail) from None
 

@@ -31,6 +31,13 @@ class Reading:
             return None
         return value
 
+    def truth(self, name: str) -> bool:
+        value = self.body.get(name, False)
+        if not isinstance(value, bool):
+            self.problems.append(f"{name}: must be true or false")
+            return False
+        return value
+
     def whole(self, name: str) -> int | None:
         value = self.body.get(name)
         if value is None:

@@ -13,16 +13,18 @@ from typing import Any, Final
 
 import orjson
 
+from proxy.authority import token_digest
 from proxy.clock import Clock
 from proxy.core.identity import encode_part
 from proxy.core.operation import State
-from proxy.core.runs import Run, next_epoch
+from proxy.core.runs import Run, resume
 from proxy.errors import ServiceError
 from proxy.ledger.base import Checkpoint, Damaged, Ledger, Query
 from proxy.service.approvals import ApprovalService
+from proxy.service.bodies import Reading
 from proxy.service.checkpoints import NO_RUN, damaged, described, shown
 from proxy.service.operations import OperationService
-from proxy.service.runs import RunService, amended
+from proxy.service.runs import RunService, amended, new_token
 
 LIST_MAX: Final = 1_000  # operations; ``more`` says that there are others
 _UNRESOLVED: Final = (State.UNKNOWN, State.IN_FLIGHT)
@@ -43,13 +45,31 @@ class Resumes:
         self._runs = runs
         self._approvals = approvals
 
-    async def begin(self, run: str, *, new: bool = False, every: bool = False) -> dict[str, Any]:
+    async def begin(
+        self, run: str, body: object, by: str, *, minting: bool = True, every: bool = False
+    ) -> dict[str, Any]:
         """Begin the run's next start and tell what its earlier ones did. ``run`` as the agent names
-        it; ``new``: the name was made just now, so that no ledger but this one can know it."""
+        it. In ``body`` may be ``new`` (the name was made just now, so that no ledger but this one
+        can know it), ``input_digest``, and ``token`` (the start gets one of its own); ``minting``:
+        whoever asks may have one. Raises ServiceError."""
+        reading = Reading(body, ("new", "token", "input_digest"), '{"token": true}')
+        new, wanted = reading.truth("new"), reading.truth("token")
+        digest = reading.text("input_digest", most=200)
+        reading.end()
+        if wanted and not minting:
+            raise ServiceError("forbidden", "A run's own token makes no further ones.")
         name = encode_part(run)
         checkpoint = await self._checkpoint(name)  # one that is damaged begins nothing
-        row = await amended(self._ledger, name, next_epoch(self._clock.time()), new=new)
-        return await self._bundle(row, checkpoint, every)
+        token = new_token() if wanted else None
+        act = resume(
+            self._clock.time(),
+            input_digest=digest,
+            token=token_digest(token) if token is not None else None,
+            by=by,
+        )
+        row = await amended(self._ledger, name, act, new=new)
+        bundle = await self._bundle(row, checkpoint, every)
+        return bundle if token is None else bundle | {"token": token}
 
     async def look(self, run: str, *, every: bool = False) -> dict[str, Any]:
         """The same without beginning anything. Raises ServiceError."""

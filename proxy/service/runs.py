@@ -18,6 +18,7 @@ from proxy.core.runs import Amendment, Run, RunRefused
 from proxy.errors import ServiceError
 from proxy.ledger.base import Ledger, LedgerError, Query, Refused, RunQuery
 from proxy.service.bodies import Reading
+from proxy.service.checkpoints import described
 
 TOKEN_BYTES: Final = 32  # 256 bits: beyond guessing
 LIST_MAX: Final = 200
@@ -42,11 +43,11 @@ class RunService:
     async def one(self, name: str) -> dict[str, Any]:
         run = self._get(name)
         children = await self._ledger.children(run.run)
-        tokens = [
-            {"token": token.digest[:16], "epoch": token.epoch, "revoked": _revoked(token.revoked)}
-            for token in run.tokens
-        ]
-        return await self._told(run) | {"children": list(children), "tokens": tokens}
+        saved = await self._ledger.checkpoints(run.run)
+        return await self._told(run) | {
+            "children": list(children),
+            "checkpoint": described(saved[0]) if saved else None,
+        }
 
     def budget(self, name: str) -> dict[str, Any]:
         return {"budget": self.budget_of(self._get(name))}
@@ -61,9 +62,10 @@ class RunService:
         return held is not None and held.revoked is None
 
     def guarded(self, name: str) -> bool:
-        """Whether the run has tokens, so that only they and operators may act for it."""
+        """Whether the run has had tokens, so that only they and operators may act for it. Those
+        that were revoked count: taking one away opens the run to nobody else."""
         run = self._ledger.run(encode_part(name))
-        return run is not None and any(token.revoked is None for token in run.tokens)
+        return run is not None and bool(run.tokens)
 
     # Acts
 
@@ -79,7 +81,7 @@ class RunService:
         above = encode_part(parent) if parent is not None else None
         if above is not None and (above == run or self._ledger.run(above) is None):
             raise ServiceError("not-found", "There is no such parent: begin that run first.")
-        token = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+        token = new_token()
         begun = await self._amend(
             run,
             core.begin(
@@ -114,9 +116,9 @@ class RunService:
         outcome = reading.word("outcome", ("completed", "failed"), "completed")
         reading.end()
         run = self._get(name)
-        return await self._told(
-            await self._amend(run.run, core.close(self._clock.time(), outcome, by))
-        )
+        after = await self._amend(run.run, core.close(self._clock.time(), outcome, by))
+        self._authority.recheck()
+        return await self._told(after)
 
     async def revoke(self, name: str, body: object, by: str) -> dict[str, Any]:
         """After it returns nothing of the run, or of one below it, begins to be sent.
@@ -176,6 +178,10 @@ class RunService:
             if run.closed is None
             else {"outcome": run.closed.outcome, "by": run.closed.by, "at": run.closed.at},
             "revoked": _revoked(run.revoked),
+            "tokens": [
+                {"token": one.digest[:16], "epoch": one.epoch, "revoked": _revoked(one.revoked)}
+                for one in run.tokens
+            ],
         }
 
     async def _in_flight(self, run: str) -> list[str]:
@@ -190,6 +196,10 @@ class RunService:
             seen.update(below)
             todo += below
         return found
+
+
+def new_token() -> str:
+    return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 async def amended(ledger: Ledger, run: str, act: Amendment, *, new: bool = False) -> Run:

@@ -196,9 +196,9 @@ def shipped(service: str, hosts: list[str]) -> str:
 
 
 @contextmanager
-def world(folder: Path, *, all_ruled: bool = False) -> Iterator[World]:
-    """``all_ruled``: no host without a rule, which one client without the CA would have tunnelled
-    unopened for all."""
+def world(folder: Path, *, all_ruled: bool = False, more: str = "") -> Iterator[World]:
+    """``more``: of the configuration. ``all_ruled``: no host without a rule, which one client
+    without the CA would have tunnelled unopened for all."""
     ca_file, certificate = make(folder)
     with upstream(SITES, certificate) as api:
         rules = folder / "rules"
@@ -214,7 +214,7 @@ def world(folder: Path, *, all_ruled: bool = False) -> Iterator[World]:
         allowed = ", ".join(f'"{host}"' for site in SITES for host in api[site].hosts)
         config = folder / "config.yaml"
         config.write_text(
-            CONFIG.format(ca=ca_file, hosts=allowed, gateway=gateway, to=api["things"].https)
+            CONFIG.format(ca=ca_file, hosts=allowed, gateway=gateway, to=api["things"].https) + more
         )
         with served(folder / "state", "--config", str(config), *FREE_PORTS) as proxy:
             yield World(proxy, api, gateway, folder / "state" / "ca" / "ca.pem")

@@ -99,7 +99,11 @@ async def open_passing_door(
     out = Upstream(**{"answer_timeout": 5.0, **(upstream or {})})
     await out.start()
     try:
-        async with open_door(passing(out, streamed=streamed), dial=out.tunnel, **options) as door:
+        async with open_door(
+            passing(out, streamed=streamed),
+            dial=lambda host, port, run, token: out.tunnel(host, port, run),
+            **options,
+        ) as door:
             yield door
     finally:
         await out.close()

@@ -23,6 +23,7 @@ from proxy.errors import CODES, ServiceError
 from proxy.ledger.base import Change, Query
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics
+from proxy.service.checkpoints import CheckpointService
 from tests.fakes.serving import services_of
 
 AGENT = {"Authorization": "Bearer agent-token"}
@@ -38,6 +39,7 @@ class World:
     ledger: MemoryLedger
     control: Control
     session: aiohttp.ClientSession
+    checkpointing: CheckpointService
     url: str = ""
     settled: list[str] = field(default_factory=list)
     rules_broken: bool = False
@@ -92,14 +94,15 @@ async def world() -> AsyncIterator[World]:
     await ledger.open()
     async with aiohttp.ClientSession() as session:
         holder: list[World] = []
+        services = services_of(
+            ledger,
+            clock,
+            settle=lambda key: holder[0].settle(key),
+            reload=lambda: holder[0].reload(),
+            checkpoint_max=100_000,
+        )
         control = Control(
-            services=services_of(
-                ledger,
-                clock,
-                settle=lambda key: holder[0].settle(key),
-                reload=lambda: holder[0].reload(),
-                checkpoint_max=100_000,
-            ),
+            services=services,
             metrics=Metrics(),
             tokens=Tokens(
                 [
@@ -110,7 +113,7 @@ async def world() -> AsyncIterator[World]:
             not_ready=lambda: holder[0].not_ready,
             hosts=("onceproxy.internal",),
         )
-        made = World(ledger, control, session)
+        made = World(ledger, control, session, services.checkpoints)
         holder.append(made)
         made.url = f"http://{await control.start(Address('127.0.0.1', 0))}"
         yield made

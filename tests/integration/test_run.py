@@ -56,6 +56,8 @@ def test_identity_survives_the_two_decodings_of_its_way() -> None:
     assert proxy_url(LISTEN, "case-1", None) == "http://case-1:-@127.0.0.1:8901"
     assert proxy_url(LISTEN, "case-1", "auto") == "http://case-1:~@127.0.0.1:8901"
     assert proxy_url(LISTEN, "a:b", "c/d") == "http://a%253Ab:c%252Fd@127.0.0.1:8901"
+    assert proxy_url(LISTEN, "r", "s", "once_t") == "http://r:s%3Aonce_t@127.0.0.1:8901"
+    assert proxy_url(LISTEN, "r", None, "once_t") == "http://r:-%3Aonce_t@127.0.0.1:8901"
     assert proxy_url(Address("0.0.0.0", 1), "r", "s") == "http://r:s@127.0.0.1:1"
 
 

@@ -4,6 +4,9 @@ it is sent, so only its first attempt asks.
 
 from __future__ import annotations
 
+import shlex
+from urllib.parse import unquote
+
 from proxy.core.decide.authority import about
 from proxy.core.decide.decision import Question, Refuse
 from proxy.core.refusal import Refusal
@@ -27,9 +30,10 @@ def refusal(short: Shortage) -> Refusal:
 
 def words(short: Shortage) -> str:
     left = max(0, short.limit - short.used)
+    run = shlex.quote(unquote(short.run))
     return (
         f"Of {short.limit} {short.unit} of the run {short.run} {short.used} are used and {left} "
-        f"left. An operator can raise it: onceproxy budget {short.run} --{_option(short.unit)} N."
+        f"left. An operator can raise it: onceproxy budget {run} --{_option(short.unit)} N."
     )
 
 
