@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
-from proxy.core.authority import OPEN, Bar, Lists, Standing, bar_of
+from proxy.core.authority import OPEN, Access, Bar, Lists, Standing, bar_of
 from proxy.core.decide.budget import READ, WRITE
 from proxy.core.operation import Operation
 from proxy.core.runs import Amounts, Charge, Run, shortage
@@ -33,21 +33,6 @@ class Rights:
     fence: bool = False  # calls of a start that a newer one has taken over from are refused
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who asks, for what. ``run`` as in an operation key, "" for none; ``token``: digest of the run
-    token that the call carries; ``epoch`` None: whichever is the newest; ``believed``: it is the
-    proxy's own background, which needs no token."""
-
-    run: str
-    service: str
-    endpoint: str
-    method: str
-    token: str | None = None
-    epoch: int | None = None
-    believed: bool = False
-
-
 class Authority:
     def __init__(self, ledger: Ledger, rights: Rights | None = None) -> None:
         self._ledger = ledger
@@ -60,13 +45,14 @@ class Authority:
         self._withdrawn: Counter[str] = Counter()  # operations whose approval is being revoked
         self._watched: dict[object, tuple[Access, Callable[[str], None]]] = {}
         lists = self.rights.lists
-        self._plain = not (lists.allow or lists.deny or self.rights.tokens_required)
+        rights = self.rights
+        self._plain = not (lists.allow or lists.deny or rights.tokens_required or rights.fence)
 
     def standing(self, access: Access, charge: Charge | None = None) -> Standing:
         """``charge``: what a first attempt would cost. Raises Damaged."""
         run = self._ledger.run(access.run) if access.run else None
-        free = charge is None or not charge.defaults
-        if run is None and access.token is None and free and self._plain and not self._revoking:
+        free = charge is None or not (charge.defaults or (run is not None and run.limits))
+        if free and self._unhindered(access, run):
             return OPEN
         above = self._ledger.above(run) if run is not None and run.parent else ()
         bar = self._bar(access, run, above)
@@ -94,8 +80,17 @@ class Authority:
             approval = stored.approval if stored is not None else None
             if operation.key in self._withdrawn or approval is None or not approval.given:
                 return "its approval was revoked"
-        bar = self._bar(access, *self._chain(access))
+        run, above = self._chain(access)
+        if self._unhindered(access, run):
+            return None
+        bar = self._bar(access, run, above)
         return bar.detail if bar is not None else None
+
+    def _unhindered(self, access: Access, run: Run | None) -> bool:
+        """The usual run: on its own, and nobody has said anything about it."""
+        if access.token is not None or not self._plain or self._revoking:
+            return False
+        return run is None or (run.parent is None and run.revoked is None and run.closed is None)
 
     def unread(self, access: Access, places: Sequence[tuple[str, str]]) -> Bar | None:
         """Why a connection whose bytes are not read may not be opened; ``places``: service and

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxy.clock import Clock
+from proxy.core.authority import Access
 from proxy.core.call import Governed
 from proxy.core.decide import Ask
 from proxy.core.intent import placed
@@ -46,6 +47,7 @@ class Bound:
     view: RequestView | None = None
     lookup: Lookup | None = None
     token: str | None = None  # digest of the run token that the call carries
+    access: Access | None = None  # who would have it sent
 
     @property
     def enforced(self) -> bool:

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 import structlog
 
 from proxy.approvals import Approvals, NotAsApproved, allowed, must_be_approved
-from proxy.authority import Access, Authority, Rights
+from proxy.authority import Authority, Rights
 from proxy.bound import Bound, Claimed, Seen, claims, now_of, stored_request
 from proxy.clock import Clock
 from proxy.core import jsonrpc, settle
 from proxy.core.approval import requested
-from proxy.core.authority import OPEN, Standing
+from proxy.core.authority import OPEN, Access, Standing
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
 from proxy.core.credentials import MissingCredential
@@ -525,8 +525,10 @@ class Engine:
     def _access(self, bound: Bound) -> Access:
         """Who would have it sent: the run of the call, which a business key may have led to the
         operation of another one; without a call the run that began it."""
+        if bound.access is not None:
+            return bound.access
         endpoint, call = bound.endpoint, bound.call
-        return Access(
+        bound.access = Access(
             call.run if call is not None else bound.base.partition("/")[0],
             endpoint.service,
             endpoint.name,
@@ -535,6 +537,7 @@ class Engine:
             bound.ask.epoch if call is not None else None,
             believed=call is None,
         )
+        return bound.access
 
     def _doubt(self, bound: Bound, operation: Operation | None) -> float | None:
         """Since when, at the earliest, a lost ledger may have sent what this call asks for; None

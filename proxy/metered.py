@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from proxy.authority import Access
+from proxy.core.authority import Access
 from proxy.core.decide import budget
 from proxy.core.metering import UsageReader, reserved
 from proxy.core.model import Answer, Request

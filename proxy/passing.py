@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.authority import Access, token_digest
+from proxy.authority import token_digest
 from proxy.core import intent
+from proxy.core.authority import Access
 from proxy.core.call import UNRULED, Passing, stricter
 from proxy.core.credentials import is_signed, split
 from proxy.core.identity import run_of

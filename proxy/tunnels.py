@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from proxy.authority import Access, token_digest
+from proxy.authority import token_digest
+from proxy.core.authority import Access
 from proxy.core.call import UNRULED
 from proxy.core.model import Barred, NotSent
 from proxy.engine import Engine

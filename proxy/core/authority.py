@@ -20,6 +20,21 @@ PARTS = ("run", "service", "endpoint", "method")
 
 
 @frozen
+class Access:
+    """Who asks, for what. ``run`` as in an operation key, "" for none; ``token``: digest of the run
+    token that the call carries; ``epoch`` None: whichever is the newest; ``believed``: it is the
+    proxy's own background, which needs no token."""
+
+    run: str
+    service: str
+    endpoint: str
+    method: str
+    token: str | None = None
+    epoch: int | None = None
+    believed: bool = False
+
+
+@frozen
 class Bar:
     """``code`` is a refusal's."""
 

@@ -74,6 +74,11 @@ class Answer:
             return {}
         return problem if isinstance(problem, dict) else {}
 
+    @property
+    def code(self) -> str:
+        """Of the proxy's refusal, "" for any other answer."""
+        return str(self.problem.get("type", "")).rpartition(":")[2]
+
 
 def make(call: Call, proxy: str | None) -> Answer:
     """One call. Raises OSError or HTTPException when the connection breaks."""
@@ -105,7 +110,7 @@ def follow(plan: Plan) -> int:
     for number, call in enumerate(plan.calls):
         _tell(event="begin", call=number)
         try:
-            answer = _settled(call, plan)
+            answer = settled(call, plan)
         except (OSError, http.client.HTTPException) as error:
             _tell(event="lost", call=number, reason=type(error).__name__)
             return LOST
@@ -114,13 +119,13 @@ def follow(plan: Plan) -> int:
             call=number,
             status=answer.status,
             outcome=answer.outcome,
-            code=str(answer.problem.get("type", "")).rpartition(":")[2],
+            code=answer.code,
             body=answer.body,
         )
     return 0
 
 
-def _settled(call: Call, plan: Plan) -> Answer:
+def settled(call: Call, plan: Plan) -> Answer:
     """The answer, after repeating the same call as long as the proxy says that this helps."""
     until = time.monotonic() + plan.patience
     while True:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from proxy.drill.agent import Call, Plan
+from proxy.drill import kept
+from proxy.drill.agent import Answer, Call, Plan, make, settled
+from proxy.drill.kept import Kept
 from proxy.drill.processes import Child, DrillError, ProxyUnderDrill, agent
 from proxy.drill.targets import Hold, Target
 
@@ -24,14 +27,17 @@ class Point:
     failpoint: str
     story: str
     may_have_happened: bool = True
+    intent: bool = True  # whether it is durable then
     moment: str | None = None
     release: str = "asked"
 
 
+REVOKED = "revoked"  # here a person stops the run, and the kill comes after that
+TOO_LATE = 3  # tries to revoke in time: a busy machine may take longer than the send waits
 POINTS: Mapping[str, Point] = {
     point.name: point
     for point in (
-        Point("before_intent", "before_intent", "nothing recorded, nothing sent", False),
+        Point("before_intent", "before_intent", "nothing recorded, nothing sent", False, False),
         Point("after_intent", "after_intent", "intent durable, nothing sent"),
         Point("during_call", "during_call", "sent, effect made, no answer", moment="effect"),
         Point(
@@ -43,6 +49,7 @@ POINTS: Mapping[str, Point] = {
         ),
         Point("after_effect", "after_effect", "answer here, nothing recorded"),
         Point("after_outcome", "after_outcome", "outcome durable, caller not told", False),
+        Point(REVOKED, "after_intent", "run revoked after the intent, nothing sent; then killed"),
     )
 }
 
@@ -50,7 +57,8 @@ POINTS: Mapping[str, Point] = {
 @dataclass(frozen=True, slots=True)
 class Line:
     """What one line found. ``attempts`` and ``state`` are the ledger's, ``answer`` is the status
-    that the resumed agent got, ``why`` says what does not hold."""
+    that the resumed agent got, ``before``, ``after`` and ``end`` what the run had then, ``why``
+    says what does not hold."""
 
     point: str
     kind: str
@@ -59,6 +67,9 @@ class Line:
     state: str = "-"
     answer: int = 0
     outcome: str = "-"
+    before: Kept | None = None
+    after: Kept | None = None
+    end: Kept | None = None
     why: tuple[str, ...] = ()
 
     @property
@@ -92,10 +103,11 @@ class Run:
     target: Target
     proxy: ProxyUnderDrill
     wrong: list[str] = field(default_factory=list)
+    before: Kept | None = None
 
     @property
     def call(self) -> Call:
-        return self.target.call(self.kind, self.reference)
+        return self.target.call(self.kind, self.reference, large=True)
 
     async def line(self) -> Line:
         try:
@@ -109,29 +121,91 @@ class Run:
             await self.proxy.kill()
 
     async def _line(self) -> Line:
+        if self.point.name == REVOKED:
+            return await self._revoked()
         hold = await self._killed()
         await self.proxy.start()
+        after = await kept.look(self.proxy, self.reference)
         first = await self._resume()
         if hold is not None:
             await hold.release()  # where no later call has done so: the effect still comes
-        again = await self._resume()
-        if not first or not again:
+        if not first:
             return self._end("the resumed agent got no answer")
-        if (again["status"], again["body"]) != (first["status"], first["body"]):
+        plan = Plan((), self.proxy.address)
+        again = await asyncio.to_thread(settled, self.call, plan)
+        if (again.status, again.body) != (first["status"], first["body"]):
             self.wrong.append("the repeated call got another answer")
         operations = await self.proxy.operations(self.reference)
         last = operations[-1] if operations else {}
         effects = await self.target.count(self.reference)
         state = str(last.get("state", "not in the ledger"))
-        wrong = judge(self.point, self.kind, effects, state, again["status"])
+        end = await kept.close(self.proxy, self.reference)
+        assert self.before is not None
+        wrong = judge(self.point, self.kind, effects, state, again.status)
+        lost = kept.faults(self.point.intent, self.before, after, end, state)
         return self._end(
             *([wrong] if wrong else []),
+            *lost,
+            before=self.before,
+            after=after,
+            end=end,
             effects=effects,
             attempts=sum(int(operation["attempts"]) for operation in operations),
             state=state,
-            answer=again["status"],
+            answer=again.status,
             outcome=first["outcome"] or "-",
         )
+
+    async def _revoked(self) -> Line:
+        """The intent is durable, the first byte has not left, and the run is revoked."""
+        delay = 1.0
+        for _ in range(TOO_LATE):
+            answer, in_flight = await self._revoke_while_it_waits(delay)
+            if in_flight:
+                break
+            delay *= 4
+            self.reference += "-again"
+        await self.proxy.kill()
+        await self.proxy.start()
+        after = await kept.look(self.proxy, self.reference)
+        again = await self._asked(self.call)
+        end = await kept.look(self.proxy, self.reference)
+        operations = await self.proxy.operations(self.reference)
+        effects = await self.target.count(self.reference)
+        assert self.before is not None
+        wrong = [*self.wrong, *kept.stopped(self.before, after, end)]
+        if effects:
+            wrong.append(f"{effects} effects after the revocation was acknowledged")
+        if {answer.code, again.code} != {"authority-revoked"}:
+            wrong.append(f"the answers were {answer.status} and {again.status}")
+        if in_flight != [operation["key"] for operation in operations]:
+            wrong.append(f"the revocation told of {in_flight or 'nothing'} on its way")
+        self.wrong = []
+        return self._end(
+            *wrong,
+            before=self.before,
+            after=after,
+            end=end,
+            effects=effects,
+            attempts=sum(int(operation["attempts"]) for operation in operations),
+            state=str(operations[-1]["state"]) if operations else "not in the ledger",
+            answer=again.status,
+            outcome=again.outcome or "-",
+        )
+
+    async def _revoke_while_it_waits(self, delay: float) -> tuple[Answer, list[str]]:
+        """The answer of the call that is stopped, and what was on its way by then."""
+        faults = {"after_intent": "delay", "seconds": delay, "match": f"{self.reference}/*"}
+        await self.proxy.kill()
+        await self.proxy.start(faults)
+        await self._prepare()
+        call = asyncio.create_task(self._asked(self.call))
+        while not call.done():
+            found = await self.proxy.operations(self.reference)
+            if any(operation["state"] == "in_flight" for operation in found):
+                break
+        told = await kept.revoke(self.proxy, self.reference)
+        return await call, told
 
     def _end(self, *wrong: str, **found: Any) -> Line:
         return Line(self.point.name, self.kind, why=(*self.wrong, *wrong), **found)
@@ -143,6 +217,7 @@ class Run:
             hold = await self.target.hold(self.reference, self.point.moment, self.point.release)
         faults = {self.point.failpoint: "kill", "match": f"{self.reference}/*"}
         child = await self.proxy.start(None if hold else faults)
+        await self._prepare()
         async with agent(Plan((self.call,), self.proxy.address), self.proxy.folder) as caller:
             if hold is not None:
                 await _first_of(hold.reached(), caller.ended())
@@ -157,6 +232,28 @@ class Run:
             await hold.release()
             return None
         return hold
+
+    async def _prepare(self) -> None:
+        """The run as it is when the call that meets the kill is made: with something to spend, a
+        checkpoint, and an approval where the rule asks for one."""
+        await kept.prepare(self.proxy, self.reference)
+        if self.target.asks:
+            held = await self._asked(self.call)
+            if held.outcome != "held":
+                self.wrong.append(f"{held.status} before anybody has approved")
+            await kept.grant(self.proxy)
+            other = replace(self.call, body=self.call.body.replace('"amount": ', '"amount": 1'))
+            swapped = await self._asked(other)
+            if swapped.status != 422:
+                self.wrong.append(f"{swapped.status} for an amount that nobody has approved")
+        self.before = await kept.look(self.proxy, self.reference)
+
+    async def _asked(self, call: Call) -> Answer:
+        """One call, made here; of status 0 if the connection broke."""
+        try:
+            return await asyncio.to_thread(make, call, self.proxy.address)
+        except (OSError, http.client.HTTPException):
+            return Answer(0, None, "", 0.0)
 
     async def _resume(self) -> dict[str, Any]:
         """The agent started again, with the same run and step; what it was told in the end."""

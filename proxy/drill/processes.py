@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import quote
 
 import aiohttp
 import yaml
@@ -95,6 +96,9 @@ def _environment() -> dict[str, str]:
 class ProxyUnderDrill:
     """One proxy with one ledger that is started again and again. ``folder`` is all it has."""
 
+    program: ClassVar[Sequence[str]] = ("proxy",)
+    """The module that is started, and its first arguments."""
+
     folder: Path
     rules: Path
     ledger: str = "sqlite:ledger.db"
@@ -108,7 +112,7 @@ class ProxyUnderDrill:
         self.starts += 1
         config = self.configure(faults)
         log = self.folder / f"proxy-{self.starts}.log"
-        self.child = await spawn(["proxy", "serve", "--config", str(config)], log)
+        self.child = await spawn([*self.program, "serve", "--config", str(config)], log)
         await self._ready(self.child)
         return self.child
 
@@ -145,17 +149,26 @@ class ProxyUnderDrill:
 
     async def operations(self, run: str) -> list[dict[str, Any]]:
         """The operations of a run, as the control API shows them, first version first."""
+        found = (await self.ask("GET", f"/v1/operations?run={quote(run, safe='')}"))["operations"]
+        return sorted(found, key=lambda operation: int(operation["version"]))
+
+    async def ask(self, method: str, path: str, body: Any = None, **fields: str) -> Any:
+        """One request to the control API, as the operator. Raises DrillError unless it is
+        answered with 200."""
         tokens = json.loads((self.folder / "state" / "tokens.json").read_text(encoding="utf-8"))
-        url = f"http://{self.control}/v1/operations"
-        headers = {"Authorization": f"Bearer {tokens['operator']}"}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.get(url, params={"run": run}) as response,
-        ):
-            if response.status != 200:
-                raise DrillError(f"GET /v1/operations answered {response.status}")
-            found: list[dict[str, Any]] = (await response.json())["operations"]
-            return sorted(found, key=lambda operation: int(operation["version"]))
+        headers = {"Authorization": f"Bearer {tokens['operator']}", **fields}
+        url = f"http://{self.control}{path}"
+        try:
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.request(method, url, json=body) as response,
+            ):
+                status, told = response.status, await response.json()
+        except aiohttp.ClientError as error:
+            raise DrillError(f"{method} {path.partition('?')[0]}: {error}") from error
+        if status != 200:
+            raise DrillError(f"{method} {path.partition('?')[0]} answered {status}")
+        return told
 
     async def kill(self) -> None:
         if self.child is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,6 +51,7 @@ class Report:
     lost: int = 0
     wrong_status: int = 0
     stuck: int = 0
+    budget_resets: int = 0  # runs that were charged less than what has left, or less than before
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -68,11 +69,24 @@ class Report:
             self.succeeded += state == "succeeded"
             self.unknown += state == "unknown"
             return
-        setattr(self, fault, getattr(self, fault) + 1)
-        self.wrong.append(
-            f"{fault}: {planned.reference} ({planned.kind}): {effects} effects, {state}, "
-            f"answer {end.get('status', 'none')} {end.get('code', '')}".rstrip()
+        self.fault(
+            fault,
+            f"{planned.reference} ({planned.kind}): {effects} effects, {state}, "
+            f"answer {end.get('status', 'none')} {end.get('code', '')}".rstrip(),
         )
+
+    def count_run(self, run: str, told: dict[str, Any], states: Sequence[str]) -> None:
+        """Judges a run that was closed at the end, by what became of its operations."""
+        charged = int(told["budget"]["writes"]["used"])
+        if charged != len(states):
+            self.fault("budget_resets", f"{run}: {charged} writes charged for {len(states)}")
+        status = "completed_with_unknown" if "unknown" in states else "completed"
+        if told["status"] != status:
+            self.fault("wrong_status", f"{run} is {told['status']}, not {status}")
+
+    def fault(self, name: str, sentence: str) -> None:
+        setattr(self, name, getattr(self, name) + 1)
+        self.wrong.append(f"{name}: {sentence}")
 
 
 def _fault(kind: str, effects: int, state: str, end: dict[str, Any]) -> str | None:
@@ -98,6 +112,7 @@ class RandomDrill:
     ledger: str = "sqlite:ledger.db"
     tell: Callable[[str], None] = print
     runs: list[list[Planned]] = field(default_factory=list)
+    charged: dict[str, int] = field(default_factory=dict)  # run -> writes, as last seen
 
     async def run(self, kills: int) -> Report:
         """``kills`` rounds, then everything once more in peace, then the count."""
@@ -108,7 +123,7 @@ class RandomDrill:
         try:
             for number in range(kills):
                 await self._new_run(number, choice)
-                report.kills += await self._round(proxy, choice)
+                report.kills += await self._round(proxy, choice, report)
                 if (number + 1) % 10 == 0:
                     self.tell(f"{number + 1} of {kills} kills")
             await proxy.start()
@@ -132,11 +147,13 @@ class RandomDrill:
         call = self.toy.call(planned.kind, planned.reference)
         return Call(planned.run, planned.step, call.method, call.url, call.body, call.headers)
 
-    async def _round(self, proxy: ProxyUnderDrill, choice: random.Random) -> int:
+    async def _round(self, proxy: ProxyUnderDrill, choice: random.Random, report: Report) -> int:
         """One start, one kill. Returns how many kills there were: 0 if the agent was done first."""
         planned = [one for run in self.runs[-2:] for one in run]
         at, after = choice.randrange(len(planned)), choice.random() * REACH
         child = await proxy.start()
+        for run in (planned[0].run, planned[-1].run):
+            await self._look(proxy, run, report)
         async with asyncio.timeout(ROUND_WITHIN), self._agent(proxy, planned) as caller:
             async for line in caller.lines():
                 if line["event"] == "begin" and line["call"] == at:
@@ -144,6 +161,16 @@ class RandomDrill:
                     await child.kill()
         await child.kill()
         return int(child.killed)
+
+    async def _look(self, proxy: ProxyUnderDrill, run: str, report: Report) -> None:
+        """A run's budget holds just what it is to do; what was charged stays charged."""
+        if run not in self.charged:
+            await proxy.ask("PUT", f"/v1/runs/{run}/budget", {"writes": CALLS})
+        told = await proxy.ask("GET", f"/v1/runs/{run}/budget")
+        writes, limit = (told["budget"]["writes"][name] for name in ("used", "limit"))
+        if writes < self.charged.get(run, 0) or limit != CALLS:
+            report.fault("budget_resets", f"{run}: {self.charged[run]}, then {writes} of {limit}")
+        self.charged[run] = writes
 
     @asynccontextmanager
     async def _agent(self, proxy: ProxyUnderDrill, planned: list[Planned]) -> AsyncIterator[Child]:
@@ -168,3 +195,6 @@ class RandomDrill:
                 effects = await self.toy.count(one.reference)
                 state = states.get(one.step, "not in the ledger")
                 report.count(one, effects, state, ends.get(number, {}))
+            await self._look(proxy, run[0].run, report)
+            told = await proxy.ask("POST", f"/v1/runs/{run[0].run}/close", {})
+            report.count_run(run[0].run, told, list(states.values()))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from proxy.drill.kept import Kept
 from proxy.drill.lines import POINTS, Line
 from proxy.drill.randomly import Report
 
-HEAD = ("KILLED AT", "WHEN", "API KIND", "EFFECTS", "ATTEMPTS", "FINAL STATUS", "ANSWER", "HOLDS")
+HEAD = (
+    *("KILLED AT", "API", "EFFECTS", "SENT", "BUDGET", "APPROVAL", "CHECKPOINT"),
+    *("RUN", "ANSWER", "HOLDS"),
+)
+KEY = """\
+SENT: attempts in the ledger. BUDGET, CHECKPOINT: before the kill, after it, in the end. One write
+is charged, with its intent; a checkpoint stays as it was until the agent saves the next one."""
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -21,20 +28,30 @@ def table(lines: Sequence[Line]) -> str:
     ]
     for line in lines:
         text.extend(f"  {line.point} x {line.kind}: {why}" for why in line.why)
+    met = {line.point: POINTS[line.point].story for line in lines}
+    text += ["", *(f"{point}: {story}." for point, story in met.items()), KEY]
     return "\n".join(text)
 
 
 def _row(line: Line) -> tuple[str, ...]:
+    end = line.end
     return (
         line.point,
-        POINTS[line.point].story,
         line.kind,
         str(line.effects),
         str(line.attempts),
-        line.state,
+        _three(line, lambda found: found.writes),
+        (", ".join(end.approvals) or "none") if end is not None else "-",
+        _three(line, lambda found: found.checkpoint),
+        end.status if end is not None else line.state,
         f"{line.answer} {line.outcome}",
         "yes" if line.holds else "NO",
     )
+
+
+def _three(line: Line, of: Callable[[Kept], int]) -> str:
+    looks = (line.before, line.after, line.end)
+    return " ".join(str(of(look)) if look is not None else "-" for look in looks)
 
 
 def summary(lines: Sequence[Line], random: Report | None) -> str:
@@ -46,7 +63,8 @@ def summary(lines: Sequence[Line], random: Report | None) -> str:
         text.append(
             f"{random.kills} random kills (seed {random.seed}), {random.operations} operations: "
             f"{random.duplicates} duplicates, {random.lost} lost, "
-            f"{random.wrong_status} wrong status, {random.stuck} stuck; "
+            f"{random.wrong_status} wrong status, {random.stuck} stuck, "
+            f"{random.budget_resets} budget resets; "
             f"{random.succeeded} succeeded, {random.unknown} honestly unknown."
         )
         text.extend(f"  {wrong}" for wrong in random.wrong)

@@ -22,6 +22,7 @@ from proxy.drill.processes import Child, DrillError, spawn
 
 TOY_RULES = Path(__file__).parent / "rules" / "toy.yaml"
 TOY_HOST = "127.0.0.1:8907"  # as written in the file; a drill puts the real port in its place
+SMALL, LARGE = 4200, 84_200  # amounts: the rules ask a person about what is over 10,000
 TOY_PATHS = {"key": "/refunds", "query": "/invoices", "neither": "/messages"}
 
 
@@ -40,11 +41,18 @@ class Target(Protocol):
     def kinds(self) -> Sequence[str]: ...
 
     @property
+    def asks(self) -> bool:
+        """Whether its rules have a large call wait for an approval."""
+        ...
+
+    @property
     def rules(self) -> Path:
         """A folder with the rule file for it."""
         ...
 
-    def call(self, kind: str, reference: str) -> Call: ...
+    def call(self, kind: str, reference: str, *, large: bool = False) -> Call:
+        """``large``: of an amount that needs an approval, where the rules ask for one."""
+        ...
 
     async def count(self, reference: str) -> int:
         """How often the operation has happened."""
@@ -77,9 +85,10 @@ class Toy:
     rules: Path
     session: aiohttp.ClientSession
     kinds: Sequence[str] = ("key", "query", "neither")
+    asks: bool = True
 
-    def call(self, kind: str, reference: str) -> Call:
-        body = json.dumps({"reference": reference, "amount": 4200})
+    def call(self, kind: str, reference: str, *, large: bool = False) -> Call:
+        body = json.dumps({"reference": reference, "amount": LARGE if large else SMALL})
         return Call(reference, "act", "POST", self.url + TOY_PATHS[kind], body)
 
     async def count(self, reference: str) -> int:
@@ -141,12 +150,13 @@ class Foreign:
     count_by: str
     items: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    asks: bool = False
 
     @property
     def kinds(self) -> Sequence[str]:
         return (self.kind,)
 
-    def call(self, kind: str, reference: str) -> Call:
+    def call(self, kind: str, reference: str, *, large: bool = False) -> Call:
         method, _, path = self.send.partition(" ")
         body = self.body.replace("{reference}", reference)
         form = "application/x-www-form-urlencoded"

@@ -83,7 +83,8 @@ class RunRows:
         self, db: sqlite3.Connection, run: str, epoch: int, charge: Charge
     ) -> tuple[Run, ...]:
         """Charge the run and all above it; the rows as they were. Raises Exhausted, Damaged."""
-        before = [self.meet(db, run, epoch), *self.above(db, run)]
+        row = self.meet(db, run, epoch)
+        before = [row] if row.parent is None else [row, *self.above(db, run)]
         after = [charged(each, charge) for each in before]
         for each in after:
             self._put(each)
@@ -121,7 +122,8 @@ class RunRows:
         """``row`` with its next revision, one per batch."""
         earlier = self._changed.get(row.run)
         revision = earlier.revision if earlier is not None else row.revision + 1
-        row = replace(row, revision=revision)
+        if row.revision != revision:
+            row = replace(row, revision=revision)
         self._changed[row.run] = row
         self._remember(row)
         return row

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from proxy.drill.agent import LOST, Call, Plan
 from proxy.drill.command import drill_command
 from proxy.drill.demo import Teller, demo
 from proxy.drill.drill import Options, drill
+from proxy.drill.kept import Kept, faults
 from proxy.drill.lines import POINTS, Line, judge
 from proxy.drill.processes import ProxyUnderDrill, agent
 from proxy.drill.randomly import Planned, Report
 from proxy.drill.report import as_json, table
 from proxy.drill.targets import TOY_HOST, TOY_RULES, Foreign
 from tests.fakes.upstream import ToyApi
+from tests.reliability import control
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +93,7 @@ def test_random_kills_are_judged_by_effect_ledger_and_answer(
 
 def test_the_table_and_the_json_say_what_does_not_hold() -> None:
     good = Line("after_effect", "key", 1, 2, "succeeded", 201, "sent")
-    bad = Line("after_intent", "query", 2, 2, "succeeded", 201, "sent", ("2 effects",))
+    bad = Line("after_intent", "query", 2, 2, "succeeded", 201, "sent", why=("2 effects",))
     text = table([good, bad])
     assert [line.split()[-1] for line in text.splitlines()[1:3]] == ["yes", "NO"]
     assert "after_intent x query: 2 effects" in text
@@ -142,6 +145,79 @@ async def run(options: Options) -> dict[str, Any]:
     return shown
 
 
+KEPT = Kept(0, ("granted",), 1, "open")
+AFTER = Kept(1, ("consumed",), 1, "open")
+END = Kept(1, ("consumed",), 2, "completed")
+
+
+@pytest.mark.parametrize(
+    ("intent", "after", "end", "state", "wrong"),
+    [
+        (True, AFTER, END, "succeeded", ""),
+        (False, KEPT, END, "succeeded", ""),
+        (True, AFTER, replace(END, status="completed_with_unknown"), "unknown", ""),
+        (True, KEPT, END, "succeeded", "0 writes charged after the kill, not 1"),
+        (False, AFTER, END, "succeeded", "1 writes charged after the kill, not 0"),
+        (True, AFTER, replace(END, writes=2), "succeeded", "2 writes charged in the end"),
+        (True, replace(AFTER, approvals=("granted",)), END, "succeeded", "approval is granted"),
+        (True, AFTER, replace(END, approvals=("consumed",) * 2), "succeeded", "then consumed"),
+        (True, replace(AFTER, checkpoint=0), END, "succeeded", "versions are 1, 0, 2"),
+        (True, AFTER, END, "unknown", "not completed_with_unknown"),
+        (True, AFTER, replace(END, status="failed"), "succeeded", "failed, not completed"),
+    ],
+)
+def test_a_line_holds_only_if_the_run_has_lost_nothing(
+    intent: bool, after: Kept, end: Kept, state: str, wrong: str
+) -> None:
+    found = "; ".join(faults(intent, KEPT, after, end, state))
+    assert wrong in found if wrong else found == ""
+
+
+@pytest.mark.parametrize(
+    ("states", "charged", "status", "found"),
+    [
+        (["succeeded", "succeeded"], 2, "completed", []),
+        (["succeeded", "unknown"], 2, "completed_with_unknown", []),
+        (["succeeded", "succeeded"], 1, "completed", ["budget_resets"]),
+        (["succeeded", "succeeded"], 3, "completed", ["budget_resets"]),
+        (["succeeded", "unknown"], 2, "completed", ["wrong_status"]),
+    ],
+)
+def test_random_kills_are_judged_by_budget_and_status_of_their_runs(
+    states: list[str], charged: int, status: str, found: list[str]
+) -> None:
+    report = Report(seed=1)
+    told = {"budget": {"writes": {"used": charged}}, "status": status}
+    report.count_run("run", told, states)
+    assert [sentence.partition(":")[0] for sentence in report.wrong] == found
+
+
+@pytest.mark.parametrize(
+    ("plant", "point", "kind", "why"),
+    [
+        ("charged_late", "after_effect", "neither", "0 writes charged after the kill, not 1"),
+        ("approval_of_anything", "after_effect", "key", "an amount that nobody has approved"),
+        ("revoked_until_commit", "revoked", "key", "after the revocation was acknowledged"),
+        pytest.param(
+            *("asked_again_after_a_start", "after_effect", "key", "unknown"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("status_of_the_close", "after_effect", "neither", "not completed_with_unknown"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+async def test_a_bug_in_what_a_run_keeps_turns_the_drill_red(
+    plant: str, point: str, kind: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProxyUnderDrill, "program", ("tests.faults.planted", plant))
+    shown = await run(Options(points=(point,), kinds=(kind,), json=True))
+    [line] = shown["lines"]
+    assert any(why in sentence for sentence in line["why"]), line
+    control("R21", f"`{plant.replace('_', ' ')}` in the drill", line["why"][0])
+
+
 async def test_a_kill_between_effect_and_record_leaves_one_effect() -> None:
     shown = await run(Options(points=("after_effect",), json=True))
     assert {line["kind"]: line["why"] for line in shown["lines"]} == {
@@ -150,7 +226,18 @@ async def test_a_kill_between_effect_and_record_leaves_one_effect() -> None:
         "neither": [],
     }
     assert [line["effects"] for line in shown["lines"]] == [1, 1, 1]
+    for line in shown["lines"]:
+        assert [line[look]["writes"] for look in ("before", "after", "end")] == [0, 1, 1]
+        assert line["end"]["approvals"] == ["consumed"]
+        assert line["end"]["checkpoint"] == 2
     assert shown["holds"]
+
+
+async def test_what_is_revoked_between_intent_and_first_byte_is_not_sent() -> None:
+    shown = await run(Options(points=("revoked",), kinds=("key",), json=True))
+    [line] = shown["lines"]
+    assert line["why"] == []
+    assert (line["effects"], line["end"]["status"]) == (0, "revoked")
 
 
 LYING_RULES = """\

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from proxy import failpoints
+from proxy.authority import Authority
 from proxy.core.decide import state as by_state
+from proxy.core.decide.budget import WRITE
 from proxy.core.model import Answer, Answered, Body
+from proxy.core.operation import Approval, Consent, Kind
+from proxy.core.runs import Charge
 from proxy.engine import Engine
 from proxy.ledger import checkpoints, codec, schema
+from proxy.ledger.base import Change
+from proxy.ledger.memory import MemoryLedger
+from proxy.ledger.runs import RunRows
+from proxy.ledger.sqlite import SqliteLedger
 from proxy.recovery import Recovery
 
 Patch = Callable[[Any, str, Any], None]
@@ -127,6 +136,108 @@ def key_for_ever(patch: Patch = setattr) -> None:
     patch(by_state, "_key_holds", lambda _, operation: operation.intent.upstream_key is not None)
 
 
+def charged_late(patch: Patch = setattr) -> None:
+    """A budget is charged once the answer is here, not with the intent."""
+    for ledger in (MemoryLedger, SqliteLedger):
+        _charge_late(patch, ledger, ledger.commit)
+
+
+def _charge_late(patch: Patch, ledger: Any, commit: Any) -> None:
+    owed: dict[str, Any] = {}
+
+    async def late(self: Any, change: Change) -> Any:
+        kinds = {event.kind for event in change.events}
+        key = change.operation.key
+        if change.charge is not None and Kind.ATTEMPT_STARTED in kinds:
+            owed[key] = change.charge
+            change = replace(change, charge=None)
+        elif Kind.OUTCOME_RECORDED in kinds:
+            change = replace(change, charge=owed.pop(key, None))
+        return await commit(self, change)
+
+    patch(ledger, "commit", late)
+
+
+def charged_every_time(patch: Patch = setattr) -> None:
+    """Each attempt of an operation is a unit, not each version."""
+    for ledger in (MemoryLedger, SqliteLedger):
+        _charge_often(patch, ledger, ledger.commit)
+
+
+def _charge_often(patch: Patch, ledger: Any, commit: Any) -> None:
+    async def often(self: Any, change: Change) -> Any:
+        if any(event.kind is Kind.ATTEMPT_STARTED for event in change.events):
+            change = replace(change, charge=Charge(WRITE, enforce=False))
+        return await commit(self, change)
+
+    patch(ledger, "commit", often)
+
+
+def not_counted_above(patch: Patch = setattr) -> None:
+    """What a child spends is not charged to the runs above it."""
+    patch(MemoryLedger, "above", lambda self, run: ())
+    patch(RunRows, "above", lambda self, db, run: [])
+
+
+def approval_of_anything(patch: Patch = setattr) -> None:
+    """An approval is good for the operation, whatever its call says now."""
+    from proxy import engine as engines
+    from proxy.core import decide
+    from proxy.core.decide import approval, drift
+
+    patch(approval, "same_request", lambda question, operation: True)
+    patch(engines, "must_be_approved", lambda operation, request: None)
+    patch(engines, "allowed", lambda operation: False)
+    judge = drift.drifted
+
+    def unlooked(question: Any) -> Any:
+        operation = question.snapshot.operation
+        given = operation is not None and operation.approval is not None
+        return None if given and not operation.attempts else judge(question)
+
+    for module in (drift, decide):
+        patch(module, "drifted", unlooked)
+
+
+def revoked_until_commit(patch: Patch = setattr) -> None:
+    """What is revoked is looked at before the intent only, and not before the first byte."""
+    patch(Authority, "objection", lambda self, access, operation=None: None)
+
+
+def approval_for_ever(patch: Patch = setattr) -> None:
+    """An approval holds for as long as nobody takes it back."""
+    patch(
+        Approval,
+        "holds",
+        lambda self, now, rule_digest: self.given and self.rule_digest == rule_digest,
+    )
+
+
+def status_of_the_close(patch: Patch = setattr) -> None:
+    """A closed run is completed, whatever has become of its operations."""
+    from proxy.core import runs
+
+    true = runs.status
+    patch(runs, "status", lambda run, states, conflicts: true(run, {}, 0))
+
+
+def asked_again_after_a_start(patch: Patch = setattr) -> None:
+    """A consumed approval does not outlive the process that consumed it."""
+    start = Recovery.start
+
+    async def forgetting(self: Any) -> None:
+        await start(self)
+        began = self._engine.clock.time()
+
+        def holds(approval: Any, now: float, rule_digest: str) -> bool:
+            decided = approval.decided_at or 0
+            return approval.state is Consent.GRANTED or decided >= began
+
+        patch(Approval, "holds", holds)
+
+    patch(Recovery, "start", forgetting)
+
+
 class _Forgetful(dict[str, Any]):
     def __delitem__(self, key: str) -> None:
         self.pop(key, None)
@@ -155,5 +266,13 @@ PLANTS: dict[str, Callable[..., None]] = {
         half_a_checkpoint,
         key_for_ever,
         cancelled,
+        charged_late,
+        charged_every_time,
+        not_counted_above,
+        approval_of_anything,
+        approval_for_ever,
+        asked_again_after_a_start,
+        revoked_until_commit,
+        status_of_the_close,
     )
 }
