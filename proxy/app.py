@@ -25,7 +25,7 @@ from proxy.authority import Rights
 from proxy.callers import Callers
 from proxy.capacity import room_for
 from proxy.clock import Clock, SystemClock
-from proxy.config import Address, Config
+from proxy.config import Address, Config, webhook_key
 from proxy.configload import Loaded
 from proxy.console.site import Console
 from proxy.control.api import Control
@@ -52,6 +52,7 @@ from proxy.net.frontend import FrontDoor
 from proxy.net.parsing import HeadLimits
 from proxy.net.tls import CERT_FILE, Authorities, CaError, CertificateAuthority, Certificates
 from proxy.net.upstream import Upstream
+from proxy.notify import Notifier, Receiver
 from proxy.recovery import Recovery
 from proxy.retention import EVERY_SECONDS, Pruned, Retention, prune
 from proxy.rulefile import RuleErrors, load
@@ -112,6 +113,8 @@ class App:
         self._engine: Engine | None = None
         self._way_out: Upstream | None = None
         self._authorities: Authorities | None = None
+        # Shared by all judges of addresses.
+        self._own_ports = {address.port for address in self._config.listeners if address.port}
         self._stack = AsyncExitStack()
         self._not_ready: str | None = "starting"
         self._stop_by: float | None = None  # monotonic
@@ -146,7 +149,8 @@ class App:
         config, metrics = self._config, self._metrics
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         tokens = gather(config.control, config.tokens_path)
-        log.hide([*tokens.secrets, *(secret.reveal() for secret in config.identity.secret)])
+        hidden = (*config.identity.secret, *config.notify.secret, config.notify.url)
+        log.hide([*tokens.secrets, *(secret.reveal() for secret in filter(None, hidden))])
         failpoints = self._failpoints()
         self._use(await asyncio.to_thread(load, config.rule_dirs, config.models))
         authority = self._authority()
@@ -192,6 +196,8 @@ class App:
         self._background(stack, "writing", lambda: self._keep_writing(ledger))
         self._background(stack, "gauges", lambda: metrics.keep_fresh(ledger, self._clock))
 
+        await self._notify(stack, ledger)
+
         services = self._services(ledger, engine, recovery)
         console = Console(services=services, tokens=tokens, clock=self._clock)
         control = Control(
@@ -207,7 +213,7 @@ class App:
         control_address = await control.start(config.control.listen, config.probe)
 
         for port in control.ports:
-            egress.protect(port)
+            self._own_port(port)
         door = self._front_door(
             Callers(engine), authority, Tunnels(engine, upstream.tunnel), egress
         )
@@ -226,6 +232,33 @@ class App:
         _write_serving(config.serving_path, started)
         stack.callback(config.serving_path.unlink, missing_ok=True)
         return started
+
+    async def _notify(self, stack: AsyncExitStack, ledger: Ledger) -> None:
+        """Webhooks, if there is somebody to tell; before any call is taken."""
+        options, upstream = self._config.notify, self._config.upstream
+        if options.url is None:
+            return
+        sender = Upstream(
+            ca_file=upstream.ca_file,
+            proxy=upstream.proxy.reveal() if upstream.proxy else None,
+            # The address is the operator's: private ones are open, as to hosts that a rule names.
+            egress=Egress(named=lambda host, port: True, own_ports=self._own_ports),
+            connect_timeout=upstream.connect_timeout,
+            pseudonym=None,
+        )
+        await sender.start()
+        stack.push_async_callback(sender.close)
+        receiver = Receiver(
+            url=options.url.reveal(),
+            secrets=[webhook_key(secret) for secret in options.secret],
+            events=options.events,
+            console=options.console,
+            timeout=options.timeout,
+            keep_trying=options.keep_trying,
+        )
+        notifier = Notifier(ledger, self._clock, sender, receiver, self._metrics)
+        await notifier.prepare()
+        self._background(stack, "notify", notifier.run)
 
     def _services(self, ledger: SqliteLedger, engine: Engine, recovery: Recovery) -> Services:
         config, clock, authority = self._config, self._clock, engine.authority
@@ -315,9 +348,12 @@ class App:
             allow=config.egress.allow,
             deny=config.egress.deny,
             named=self._knows_host,
-            # Those that the system chooses follow once they are known.
-            own_ports=[address.port for address in config.listeners if address.port],
+            own_ports=self._own_ports,
         )
+
+    def _own_port(self, port: int) -> None:
+        """One that the system chose is known once it listens."""
+        self._own_ports.add(port)
 
     def _upstream(self, egress: Egress) -> Upstream:
         options = self._config.upstream
@@ -379,7 +415,7 @@ class App:
             run_calls=limits.run_calls,
             waiting_calls=limits.waiting_calls,
             on_tunnel=self._tunnelled,
-            on_listening=egress.protect,
+            on_listening=self._own_port,
             on_turned_away=self._metrics.turned_away,
         )
 

@@ -7,12 +7,13 @@ it. pydantic validates against them when a configuration is loaded and is not im
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from proxy import units
@@ -169,6 +170,43 @@ def _proxy_url(value: object) -> Secret:
     return secret
 
 
+def _webhook_url(value: object) -> Secret:
+    secret = _secret(value)
+    webhook_origin(secret)
+    return secret
+
+
+def webhook_origin(url: Secret) -> Address:
+    """Where a receiver of webhooks listens. Raises ValueError if this is no address of one."""
+    text = url.reveal()
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, parts, port = None, urlsplit(""), None
+    plain = text.isascii() and text.isprintable() and " " not in text
+    if parts.scheme not in ("http", "https") or not host or not plain or parts.fragment:
+        raise ValueError("not an address of a receiver: write https://HOST/PATH")
+    if parts.username is not None:
+        raise ValueError("holds a user name: the receiver knows us by the signature")
+    return Address(host, port or (443 if parts.scheme == "https" else 80))
+
+
+def webhook_key(secret: Secret) -> bytes:
+    """The key that signs. As in Standard Webhooks, what follows ``whsec_`` is base64; any other
+    text is taken as it is. Raises ValueError."""
+    text = secret.reveal()
+    if not text.startswith(WEBHOOK_SECRET):
+        return text.encode()
+    try:
+        return base64.b64decode(text.removeprefix(WEBHOOK_SECRET), validate=True)
+    except ValueError:
+        raise ValueError(f"what follows {WEBHOOK_SECRET} is not base64") from None
+
+
+WEBHOOK_SECRET: Final = "whsec_"
+
+
 def _ledger_url(value: object) -> str:
     text = str(value)
     if not text.startswith("sqlite:"):
@@ -232,6 +270,7 @@ Hidden = Annotated[Secret, _Reads(_secret)]
 HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
 PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
 Origin = Annotated[str, _Reads(_origin)]
+WebhookUrl = Annotated[Secret, _Reads(_webhook_url)]
 ProxyUrl = Annotated[Secret, _Reads(_proxy_url)]
 LedgerUrl = Annotated[str, _Reads(_ledger_url)]
 AllowedLines = Annotated[tuple[egress.Line, ...], _Reads(egress.allowed_lines)]
@@ -384,6 +423,26 @@ class LimitsConfig:
     drain: Duration = 30.0  # how long a stop waits for calls that are under way
 
 
+WebhookType = Literal[
+    "approval.requested", "approval.decided", "operation.unresolved", "operation.conflict"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyConfig:
+    """Who is told, over a signed webhook, that a person is needed. Without ``url``: nobody."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    url: WebhookUrl | None = None
+    url_file: Path | None = None
+    secret: HiddenList = ()  # signs; each of several, so that it can be rotated
+    secret_file: PathList = ()
+    events: tuple[WebhookType, ...] = get_args(WebhookType)
+    console: Origin | None = None  # under which people reach the console, for links to it
+    timeout: PositiveDuration = 10.0
+    keep_trying: PositiveDuration = 3 * 86_400.0  # after the event; then it is logged as given up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
@@ -416,6 +475,7 @@ class Config:
     authority: AuthorityConfig = AuthorityConfig()
     egress: EgressConfig = EgressConfig()
     limits: LimitsConfig = LimitsConfig()
+    notify: NotifyConfig = NotifyConfig()
     log: LogConfig = LogConfig()
     faults: Faults = ()
 

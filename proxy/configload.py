@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from proxy.config import Address, Config, Secret, parent_address
+from proxy.config import Address, Config, Secret, parent_address, webhook_key, webhook_origin
 from proxy.core.egress import Line
 from proxy.failpoints import Fault
 from proxy.options import (
@@ -284,6 +284,7 @@ class _Load:
             if file is not None and not file.is_file():
                 self._problem(path, f"{file} is not there")
         self._check_upstream(config)
+        self._check_notify(config)
         for directory in config.rules:
             if not directory.is_dir():
                 self._problem(("rules",), f"{directory} is not a directory")
@@ -308,6 +309,30 @@ class _Load:
             return
         if parent.port == config.listen.port and parent.loopback:
             self._problem(("upstream", "proxy"), "is this proxy itself: name another one")
+
+    def _check_notify(self, config: Config) -> None:
+        notify, path = config.notify, ("notify", "secret")
+        if notify.url is None:
+            if notify.secret:
+                self._problem(("notify",), "give url as well: where webhooks are sent")
+            return
+        try:
+            receiver = webhook_origin(notify.url)
+        except ValueError as error:  # it may come from a file, which nobody has read before
+            self._problem(("notify", "url"), str(error))
+            return
+        if receiver.loopback and any(receiver.port == own.port for own in config.listeners):
+            self._problem(("notify", "url"), "is this proxy itself: name another receiver")
+        if not notify.secret:
+            self._problem(("notify",), "give secret or secret_file: webhooks are signed")
+        for secret in notify.secret:
+            try:
+                short = len(webhook_key(secret)) < 16
+            except ValueError as error:
+                self._problem(path, str(error))
+                continue
+            if short:
+                self._problem(path, "must have at least 16 characters")
 
     def _check_addresses(self, config: Config) -> None:
         taken: dict[str, str] = {}

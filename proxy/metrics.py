@@ -193,6 +193,28 @@ class Metrics:
             ["service"],
             registry=r,
         )
+        self._conflicts = Counter(
+            "onceproxy_conflicts",
+            "Effects that showed where the operation had failed or had been sent anew",
+            ["service"],
+            registry=r,
+        )
+        self._notified = Counter(
+            "onceproxy_notifications",
+            "Webhooks, by what became of them",
+            ["type", "result"],
+            registry=r,
+        )
+        self._notify_behind = Gauge(
+            "onceproxy_notify_behind_seconds",
+            "Age of the oldest webhook that its receiver did not take; 0 without one",
+            registry=r,
+        )
+        self._notify_aside = Gauge(
+            "onceproxy_notify_set_aside",
+            "Webhooks that later ones do not wait for: refused by their receiver, or not due yet",
+            registry=r,
+        )
         self._lives = Gauge(
             "onceproxy_ledger_lives",
             "Lives of the ledger; above 1 it was restored or replaced",
@@ -278,6 +300,18 @@ class Metrics:
     def foreign(self, service: str) -> None:
         """Somebody else, or a ledger that is lost, has had this effect before."""
         self._foreign.labels(self._service(service)).inc()
+
+    def conflict(self, service: str) -> None:
+        """An effect came too late to be the only one."""
+        self._conflicts.labels(self._service(service)).inc()
+
+    def notified(self, type_: str, result: str) -> None:
+        """delivered | failed (one try) | given_up"""
+        self._notified.labels(type_, result).inc()
+
+    def notices_behind(self, seconds: float, aside: int) -> None:
+        self._notify_behind.set(seconds)
+        self._notify_aside.set(aside)
 
     def tunnel(self, host_kind: str) -> None:
         """ruled | unruled | configured"""

@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tunnels": BASE | FACES | HELPERS | {"engine"},
     "passing": BASE | FACES | HELPERS | {"engine", "metered", "replies", "tunnels"},
     "callers": BASE | FACES | HELPERS | {"engine", "passing", "replies"},
+    "notify": BASE | FACES,
     "retention": BASE | FACES,
     "recovery": BASE | FACES | HELPERS | {"engine"},
     "service": BASE | FACES | HELPERS | {"engine", "recovery", "retention"},

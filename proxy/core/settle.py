@@ -136,7 +136,8 @@ def _unknown(endpoint: Endpoint, attempt: int, reason: str, status: int | None, 
 def _blocked(endpoint: Endpoint) -> str | None:
     if endpoint.reconcile:
         return "lag"
-    return None if endpoint.key is not None else "no_query"
+    may_be_sent = endpoint.key is not None or endpoint.idempotent
+    return None if may_be_sent else "no_query"
 
 
 def abandoned(operation: Operation, at: float, unsent: Collection[int] = ()) -> tuple[Event, ...]:

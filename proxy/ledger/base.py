@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.model import Answer, Request
-from proxy.core.operation import Consent, Event, Operation, State
+from proxy.core.operation import Consent, Event, Kind, Operation, State
 from proxy.core.runs import Amendment, Charge, Exhausted, Run, RunRefused
 
 
@@ -379,8 +379,23 @@ class Ledger(Protocol):
 
     async def history(self, key: str) -> Sequence[StoredEvent]: ...
 
-    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
-        """History of all runs in order of ``seq``, from the first one above ``after``."""
+    async def events(
+        self, after: int, limit: int = 100, *, kinds: Sequence[Kind] = ()
+    ) -> Sequence[StoredEvent]:
+        """History of all runs in order of ``seq``, from the first one above ``after``; of these
+        kinds only, where any are given."""
+        ...
+
+    def last_event(self) -> int:
+        """The ``seq`` of the newest event, 0 without one. Microseconds; does not wait."""
+        ...
+
+    async def bookmark(self, name: str) -> bytes | None:
+        """What was put there last."""
+        ...
+
+    async def set_bookmark(self, name: str, value: bytes) -> None:
+        """Keep how far a reader of the history has come. Durable at return. Raises LedgerError."""
         ...
 
     async def counts(self) -> dict[tuple[str, str, str | None], int]:

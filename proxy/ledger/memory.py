@@ -53,6 +53,7 @@ class MemoryLedger:
         self._runs: dict[str, Run] = {}
         self._checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)  # newest first
         self._last: dict[str, bytes] = {}
+        self._bookmarks: dict[str, bytes] = {}
         self._commits = 0
 
     async def close_gap(self) -> None:
@@ -347,8 +348,22 @@ class MemoryLedger:
     async def history(self, key: str) -> Sequence[StoredEvent]:
         return [stored for stored, _ in self._events if stored.key == key]
 
-    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
-        return [stored for stored, _ in self._events[after : after + limit]]
+    async def events(
+        self, after: int, limit: int = 100, *, kinds: Sequence[Kind] = ()
+    ) -> Sequence[StoredEvent]:
+        if not kinds:
+            return [stored for stored, _ in self._events[after : after + limit]]
+        later = (stored for stored, _ in self._events[after:])
+        return [stored for stored in later if stored.event.kind in kinds][:limit]
+
+    def last_event(self) -> int:
+        return len(self._events)
+
+    async def bookmark(self, name: str) -> bytes | None:
+        return self._bookmarks.get(name)
+
+    async def set_bookmark(self, name: str, value: bytes) -> None:
+        self._bookmarks[name] = value
 
     async def counts(self) -> dict[tuple[str, str, str | None], int]:
         counted: Counter[tuple[str, str, str | None]] = Counter()

@@ -264,9 +264,22 @@ class SqliteReads:
         rows = await self._apart(f"{_EVENTS} WHERE key = ? ORDER BY seq", (key,))
         return [_stored(row) for row in rows]
 
-    async def events(self, after: int, limit: int = 100) -> Sequence[StoredEvent]:
-        rows = await self._apart(f"{_EVENTS} WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit))
+    async def events(
+        self, after: int, limit: int = 100, *, kinds: Sequence[Kind] = ()
+    ) -> Sequence[StoredEvent]:
+        among = f" AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        rows = await self._apart(
+            f"{_EVENTS} WHERE seq > ?{among} ORDER BY seq LIMIT ?",
+            (after, *map(str, kinds), limit),
+        )
         return [_stored(row) for row in rows]
+
+    def last_event(self) -> int:
+        return int(self._rows("SELECT coalesce(max(seq), 0) FROM events", ())[0][0])
+
+    async def bookmark(self, name: str) -> bytes | None:
+        rows = await self._apart("SELECT value FROM meta WHERE name = ?", (bookmark_name(name),))
+        return bytes(rows[0][0]) if rows else None
 
     async def counts(self) -> dict[tuple[str, str, str | None], int]:
         unsettled = (
@@ -369,6 +382,11 @@ class SqliteReads:
                 return ask(db)
         except FAULTS as error:
             raise explain(error) from error
+
+
+def bookmark_name(name: str) -> str:
+    """Where in ``meta`` it stands, apart from what the ledger knows of itself."""
+    return f"bookmark {name}"
 
 
 def _versions(base: str) -> tuple[str, str]:

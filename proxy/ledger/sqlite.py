@@ -53,7 +53,7 @@ from proxy.ledger.codec import COLUMNS
 from proxy.ledger.group import Entry, GroupCommit
 from proxy.ledger.keyring import reseal, settle_keys
 from proxy.ledger.lock import LockFile, network_file_system
-from proxy.ledger.reads import INLINE, WIDTH, SqliteReads
+from proxy.ledger.reads import INLINE, WIDTH, SqliteReads, bookmark_name
 from proxy.ledger.schema import create_file, prepare, reader, remember
 from proxy.ledger.seal import Sealer, content_identity
 
@@ -303,6 +303,10 @@ class SqliteLedger(SqliteReads):
             self.trouble = str(explain(error))
         else:
             self.trouble = None
+
+    async def set_bookmark(self, name: str, value: bytes) -> None:
+        known: dict[str, Any] = {bookmark_name(name): value}
+        await self._write_apart(lambda db: remember(db, **known))
 
     def stats(self) -> Stats:
         return self._group.stats() if self._group is not None else Stats()

@@ -354,6 +354,29 @@ async def test_events_come_in_order_and_in_pages(ledger: Ledger) -> None:
     assert len({stored.hash for stored in (*page, *rest)}) == 7
 
 
+async def test_events_can_be_of_some_kinds_only(ledger: Ledger) -> None:
+    assert ledger.last_event() == 0
+    for n in range(5):
+        made = await ledger.commit(first(operation(f"s-{n}")))
+        if n % 2:
+            await ledger.commit(change(made, lost()))
+    found = await ledger.events(after=0, kinds=(Kind.ATTEMPT_LOST,))
+    assert [stored.event.kind for stored in found] == [Kind.ATTEMPT_LOST] * 2
+    assert ledger.last_event() == 7
+    [second] = await ledger.events(found[0].seq, kinds=(Kind.ATTEMPT_LOST, Kind.REPLAYED))
+    assert second == found[1]
+    assert await ledger.events(0, 1, kinds=(Kind.ATTEMPT_LOST,)) == found[:1]
+
+
+async def test_a_bookmark_is_kept_apart_and_replaced(ledger: Ledger) -> None:
+    assert await ledger.bookmark("canary") is None
+    await ledger.set_bookmark("canary", b"1")
+    await ledger.set_bookmark("canary", b"2")
+    assert await ledger.bookmark("canary") == b"2"
+    assert await ledger.bookmark("other") is None
+    assert await ledger.verify() == []
+
+
 async def test_several_events_of_one_change_keep_their_order(ledger: Ledger) -> None:
     made = await ledger.commit(change(operation(), started(), lost(), replayed()))
     kinds = [stored.event.kind for stored in await ledger.history(made.key)]
