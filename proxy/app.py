@@ -383,6 +383,7 @@ class App:
             secrets=[secret.reveal().encode() for secret in config.identity.secret],
             secret_of=secret_of,
             approval_wait=config.approval.wait,
+            journal=config.runs.journal,
         )
 
     def _front_door(

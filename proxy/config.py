@@ -400,6 +400,7 @@ class EgressConfig:
 class RunsConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     fence: bool = False  # writes of a start that a newer one has taken over from are refused
+    journal: bool = False  # the answers of every model are recorded for a resume
     checkpoints_kept: Count = 10  # versions of one run
     checkpoints_kept_for: Retention = 90 * 86_400.0  # not while the run has an open operation
 

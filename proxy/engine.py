@@ -99,6 +99,7 @@ class Settings:
     kept_body: int = 10_000_000
     secrets: Sequence[bytes] = ()
     secret_of: Callable[[Auth], str | None] = lambda auth: None
+    journal: bool = False  # the answers of every model are recorded, whatever the rules say
     approval_wait: float = 0.0  # for which a call that needs an approval is held for it
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import structlog
 
 from proxy.core.authority import Access
+from proxy.core.call import Passing
 from proxy.core.decide import budget
 from proxy.core.metering import UsageReader, reserved
 from proxy.core.model import Answer, Request
@@ -23,6 +25,7 @@ from proxy.core.runs import Amounts, Charge, Exhausted, limited, noted, reservat
 from proxy.core.views import RequestView
 from proxy.engine import Engine
 from proxy.ledger.base import LedgerError, Refused
+from proxy.net.exchange import Arrival, Reply
 from proxy.outbound import Opened
 
 log = structlog.get_logger("onceproxy")
@@ -96,21 +99,23 @@ class Reservation:
         if self._reader is not None:
             self._reader.feed(data)
 
+    @property
+    def ending(self) -> bool:
+        """What has come of the answer may be all that its caller waits for."""
+        return self._reader is None or self._reader.ending
+
     async def flow(self, opened: Opened) -> AsyncIterator[bytes]:
         """The answer on its way to the caller, who has it whole only when it is settled. One that
         leaves ends the answer, as it would without us: a model that nobody hears stops."""
         left = opened.length
-        try:
-            async for chunk in opened.chunks():
-                self.feed(chunk)
-                if left is not None:
-                    left -= len(chunk)
-                    if left <= 0:
-                        await self.ended(whole=True)
-                yield chunk
-            await self.ended(whole=True)
-        finally:
-            self.end(whole=False)
+        async for chunk in opened.chunks():
+            self.feed(chunk)
+            if left is not None:
+                left -= len(chunk)
+                if left <= 0:
+                    await self.ended(whole=True)
+            yield chunk
+        await self.ended(whole=True)
 
     async def ended(self, *, whole: bool) -> None:
         """The same as ``end``, durable at return. Giving up the wait changes nothing."""
@@ -148,3 +153,42 @@ class Reservation:
                 meters.ledger.count(access.run, charge)
         except LedgerError as error:
             log.error("a reservation could not be settled: it stays charged", detail=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One call on its way. ``read``: its body is in ``request``."""
+
+    arrival: Arrival
+    access: Access
+    request: Request
+    endpoint: Endpoint | None
+    passing: Passing
+    read: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A call whose answer has begun; ``cost``: what it settles."""
+
+    opened: Opened
+    cost: Reservation | None
+
+    def reply(self) -> Reply:
+        opened, cost = self.opened, self.cost
+        body = opened.pipe or (opened.chunks() if cost is None else cost.flow(opened))
+
+        def delivered(whole: bool) -> None:
+            if cost is not None:
+                cost.end(whole=False)  # unless it has ended: it broke off, or its caller left
+            if not whole:
+                opened.close()
+
+        return Reply(
+            opened.status,
+            opened.reason,
+            opened.headers,
+            body,
+            length=opened.length,
+            delivered=delivered,
+        )

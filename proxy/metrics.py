@@ -249,7 +249,7 @@ class Metrics:
         self._calls[*self._pair(service, endpoint), outcome].inc()
 
     def suppressed(self, service: str, endpoint: str, how: str) -> None:
-        """replayed | coalesced | reconciled | upstream_replayed | drift_replayed"""
+        """replayed | coalesced | reconciled | upstream_replayed | drift_replayed | journal"""
         self._suppressed[*self._pair(service, endpoint), how].inc()
 
     def upstream(self, service: str, seconds: float) -> None:

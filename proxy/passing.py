@@ -4,8 +4,6 @@ and a budget like any other call that a run makes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from proxy.authority import token_digest
 from proxy.core import intent
 from proxy.core.authority import Access
@@ -16,56 +14,19 @@ from proxy.core.model import Denied, Lost, NotSent, Request
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
 from proxy.engine import Engine
-from proxy.metered import Meters, Reservation
+from proxy.journal import Journal
+from proxy.metered import Meters, Passage, Sent
 from proxy.net.exchange import Arrival, Reply
 from proxy.outbound import Opened
 from proxy.replies import Replies
 from proxy.tunnels import held
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """One call on its way. ``read``: its body is in ``request``."""
-
-    arrival: Arrival
-    access: Access
-    request: Request
-    endpoint: Endpoint | None
-    passing: Passing
-    read: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A call whose answer has begun; ``cost``: what it settles."""
-
-    opened: Opened
-    cost: Reservation | None
-
-    def reply(self) -> Reply:
-        opened, cost = self.opened, self.cost
-        body = opened.pipe or (opened.chunks() if cost is None else cost.flow(opened))
-
-        def delivered(whole: bool) -> None:
-            if cost is not None:
-                cost.end(whole=False)  # unless it has ended: of a body that nobody began to read
-            if not whole:
-                opened.close()
-
-        return Reply(
-            opened.status,
-            opened.reason,
-            opened.headers,
-            body,
-            length=opened.length,
-            delivered=delivered,
-        )
-
-
 class Passings:
     def __init__(self, engine: Engine, replies: Replies) -> None:
         self._engine = engine
         self._meters = Meters(engine)
+        self._journal = Journal(engine, replies)
         self._metrics = engine.metrics
         self._replies = replies
 
@@ -80,6 +41,9 @@ class Passings:
         """Forward a call and have its answer flow back. ``read``: its body is in ``request``."""
         access = access_of(arrival, request, endpoint)
         call = Passage(arrival, access, request, endpoint, passing, read)
+        prompt = self._journal.prompt(call) if self._enforced(endpoint) else None
+        if prompt is not None:
+            return await self._journal.answer(prompt, call, lambda: self._send(call))
         sent = await self._send(call)
         return sent if isinstance(sent, Reply) else sent.reply()
 
@@ -95,7 +59,12 @@ class Passings:
         if isinstance(cost, Refusal):
             return self._refuse(call, cost)
         self._count(call)
-        opened = await self._open(call, readable=enforced and cost is not None)
+        try:
+            opened = await self._open(call, readable=enforced and cost is not None)
+        except Exception:
+            if cost is not None:
+                cost.end(whole=False)
+            raise
         if cost is not None:
             if isinstance(opened, NotSent):
                 cost.not_sent()

@@ -46,13 +46,15 @@ class Relay:
         self._moved = asyncio.Event()
         self._tell()
 
-    async def feed(self, chunk: bytes) -> None:
-        """The next chunk. Waits while the caller is slow, never for one that has left."""
-        if self._last is not None:
-            while len(self._chunks) >= AHEAD and not self._closed:
-                await self._move()
-            self._put(self._last)
-        self._last = chunk
+    async def feed(self, chunk: bytes, *, may_be_last: bool = True) -> None:
+        """The next chunk. Waits while the caller is slow, never for one that has left. One that
+        cannot be the last is passed on at once."""
+        for ready in (self._last, None if may_be_last else chunk):
+            if ready is not None:
+                while len(self._chunks) >= AHEAD and not self._closed:
+                    await self._move()
+                self._put(ready)
+        self._last = chunk if may_be_last else None
 
     def end(self, whole: bool) -> None:
         """The answer has ended; ``whole``: its outcome is recorded and it may end cleanly. Only the

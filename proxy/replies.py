@@ -272,7 +272,7 @@ def of_answer(
     if how == "replayed":
         added.append(("Idempotent-Replayed", "true"))
         if operation.outcome is not None:
-            added.append(("Onceproxy-Recorded-At", _moment(operation.outcome.at)))
+            added.append(("Onceproxy-Recorded-At", moment(operation.outcome.at)))
     headers = tuple(pair for pair in answer.headers if pair[0].lower() not in OUR_HEADERS)
     body = stream if stream is not None else (answer.body or EMPTY)
     return Reply(
@@ -281,7 +281,7 @@ def of_answer(
 
 
 @lru_cache(maxsize=1024)
-def _moment(at: float) -> str:
+def moment(at: float) -> str:
     """Seconds since the epoch as an RFC 3339 date and time."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 

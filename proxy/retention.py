@@ -6,7 +6,7 @@ What is in flight or unknown is never touched. Works in small slices, so that ca
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from proxy.clock import Clock
@@ -31,18 +31,22 @@ class Pruned:
     bodies: int = 0  # operations whose bodies went
     keys: int = 0  # operations that are forgotten
     checkpoints: int = 0  # whose contents went
+    answers: int = 0  # of models, that the journal had
 
     def as_json(self) -> dict[str, int]:
-        return {"bodies": self.bodies, "keys": self.keys, "checkpoints": self.checkpoints}
+        return asdict(self)
 
 
 async def prune(ledger: Ledger, retention: Retention, clock: Clock) -> Pruned:
     """Take what is older than it has to be kept. Raises LedgerError."""
     now = clock.time()
-    bodies = keys = checkpoints = 0
+    bodies = keys = checkpoints = answers = 0
     if retention.keep_outcomes < math.inf:
         while taken := await ledger.prune(now - retention.keep_outcomes, SLICE):
             bodies += taken
+            await clock.sleep(PAUSE)
+        while gone := await ledger.prune_journal(now - retention.keep_outcomes, SLICE):
+            answers += gone
             await clock.sleep(PAUSE)
     keep_keys = max(retention.keep_keys, retention.keep_outcomes)
     if keep_keys < math.inf:
@@ -54,4 +58,4 @@ async def prune(ledger: Ledger, retention: Retention, clock: Clock) -> Pruned:
         while gone := await ledger.prune_checkpoints(before, SLICE):
             checkpoints += gone
             await clock.sleep(PAUSE)
-    return Pruned(bodies, keys, checkpoints)
+    return Pruned(bodies, keys, checkpoints, answers)

@@ -16,8 +16,8 @@ from proxy.configload import Loaded
 @with_config
 @talks
 def prune(loaded: Loaded, as_json: bool) -> None:
-    """Take bodies older than ledger.keep_outcomes and checkpoints older than
-    runs.checkpoints_kept_for, and forget keys older than ledger.keep_keys.
+    """Take bodies and recorded answers of models older than ledger.keep_outcomes and checkpoints
+    older than runs.checkpoints_kept_for, and forget keys older than ledger.keep_keys.
 
     The running proxy does it, as it does by itself every hour; without one this command does. What
     is in flight or unknown is never touched.
@@ -31,7 +31,7 @@ def prune(loaded: Loaded, as_json: bool) -> None:
         return
     click.echo(
         f"bodies of {pruned['bodies']} operations taken, {pruned['keys']} keys forgotten, "
-        f"{pruned['checkpoints']} checkpoints taken"
+        f"{pruned['checkpoints']} checkpoints and {pruned['answers']} answers of models taken"
     )
 
 

@@ -98,6 +98,11 @@ class UsageReader:
         for piece in self._decoder.decode(data):
             self._text.feed(piece)
 
+    @property
+    def ending(self) -> bool:
+        """What has come may be all that a caller waits for: it shows its end, or else its use."""
+        return self._completed if self._meter.complete is not None else bool(self._counts)
+
     def end(self, whole: bool) -> int | None:
         """The tokens used, None where that is not known. ``whole``: the body came to its end."""
         if self.refused:

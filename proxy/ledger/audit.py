@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from proxy.ledger import checkpoints
+from proxy.ledger import checkpoints, journal
 from proxy.ledger.base import Damaged, LedgerError, WrongKey
 from proxy.ledger.batch import KNOWS
 from proxy.ledger.chain import START, Head, batch_head, link, read_head
@@ -39,6 +39,7 @@ def verify(db: sqlite3.Connection, sealer: Sealer, run: str | None, head: Head |
         *_runs(db, run),
         *_contents(db, sealer, run),
         *checkpoints.faults(db, sealer, run),
+        *journal.faults(db, sealer, run),
     ]
 
 

@@ -128,6 +128,28 @@ class StaleCheckpoint(Conflict):
         return f"the newest checkpoint is version {self.newest}" if self.newest else "there is none"
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What identical calls of a model have in common. ``run`` and ``step`` as in an operation key,
+    ``step`` empty for a call that names none."""
+
+    run: str
+    step: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An answer in the journal. ``heard``: the newest start of the run that has had it whole, 0 for
+    none."""
+
+    number: int
+    epoch: int
+    created_at: float
+    size: int
+    heard: int = 0
+
+
 CHECKPOINTS_KEPT = 10
 """Of one run: the newest, and what to go back to."""
 
@@ -324,6 +346,27 @@ class Ledger(Protocol):
     async def prune_checkpoints(self, saved_before: float, limit: int) -> int:
         """Take the contents of at most ``limit`` checkpoints saved before that moment; of how many.
         Not in a run with an operation that has not ended. They stay in the list."""
+        ...
+
+    def journaled(self, prompt: Prompt) -> Sequence[Recorded]:
+        """The answers recorded to such calls, by number. Microseconds; does not wait. Raises
+        Damaged."""
+        ...
+
+    async def record(self, prompt: Prompt, recorded: Recorded, answer: Answer) -> None:
+        """Record an answer under a number that no other has. Durable at return. Raises Conflict."""
+        ...
+
+    async def recorded(self, prompt: Prompt, number: int) -> Answer | None:
+        """That answer, None where retention took it. Raises Damaged."""
+        ...
+
+    async def heard(self, prompt: Prompt, number: int, epoch: int) -> None:
+        """A start of the run has had that answer whole. Durable at return."""
+        ...
+
+    async def prune_journal(self, recorded_before: float, limit: int) -> int:
+        """Delete at most ``limit`` answers recorded before that moment; how many it deleted."""
         ...
 
     async def request_of(self, key: str) -> Request | None:

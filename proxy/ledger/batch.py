@@ -32,6 +32,7 @@ from proxy.ledger.codec import (
     place_code,
 )
 from proxy.ledger.group import Entry
+from proxy.ledger.journal import Recording
 from proxy.ledger.runs import RunRows
 
 RUNS_REMEMBERED = 4096  # last hashes of runs: about 1 MB
@@ -196,6 +197,13 @@ class BatchWriter:
     ) -> None:
         if entry.saves is not None:
             self._save_checkpoint(db, entry)
+        if entry.journal is not None:
+            try:
+                if isinstance(entry.journal, Recording):
+                    self._run_rows.meet(db, entry.run, entry.journal.epoch)
+                entry.failure = entry.journal.write(db)
+            except Damaged as error:
+                entry.failure = error
         if entry.amendment is not None:
             try:
                 entry.amended, entry.events = self._run_rows.amend(

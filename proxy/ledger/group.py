@@ -19,6 +19,7 @@ from proxy.core.runs import Amendment, Charge, Run
 from proxy.ledger.base import LedgerError, Stats
 from proxy.ledger.checkpoints import Saving
 from proxy.ledger.codec import EventRow, Row
+from proxy.ledger.journal import Hearing, Recording
 
 BATCH = 256  # entries; more only lengthens the wait of the first in it
 BATCH_BYTES = 32 * 1024 * 1024  # of contents: bounds memory and the size of one transaction
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One thing to make durable: a change, a note, an amendment of a run, its next checkpoint, or
-    (empty) a barrier."""
+    """One thing to make durable: a change, a note, an amendment of a run, its next checkpoint,
+    something of the journal, or (empty) a barrier."""
 
     run: str = ""
     key: str = ""
@@ -47,19 +48,23 @@ class Entry:
     new: bool = False  # of a run whose name was made just now
     amended: Run | None = None  # what it became
     saves: Saving | None = None  # the run's next checkpoint
+    journal: Recording | Hearing | None = None
     waiter: asyncio.Future[None] | None = None
     landed: int | None = None  # of a moving note: the row's revision that has it
     failure: LedgerError | None = None
 
     @property
     def empty(self) -> bool:
-        return not self.events and self.amendment is None and self.saves is None
+        work = self.amendment, self.saves, self.journal
+        return not self.events and all(each is None for each in work)
 
     @property
     def size(self) -> int:
         size = 0 if self.request is None else len(self.request[1])
         if self.saves is not None:
             size += len(self.saves.content)
+        if self.journal is not None:
+            size += self.journal.size
         return size if self.answer is None else size + len(self.answer[1])
 
 

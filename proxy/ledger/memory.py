@@ -25,7 +25,9 @@ from proxy.ledger.base import (
     Conflict,
     Gap,
     Lookalike,
+    Prompt,
     Query,
+    Recorded,
     Refused,
     RunQuery,
     StaleCheckpoint,
@@ -52,6 +54,7 @@ class MemoryLedger:
         self._events: list[tuple[StoredEvent, codec.EventRow]] = []
         self._runs: dict[str, Run] = {}
         self._checkpoints: dict[str, list[Checkpoint]] = defaultdict(list)  # newest first
+        self._journal: dict[Prompt, dict[int, tuple[Recorded, bytes]]] = defaultdict(dict)
         self._last: dict[str, bytes] = {}
         self._bookmarks: dict[str, bytes] = {}
         self._commits = 0
@@ -208,6 +211,38 @@ class MemoryLedger:
                     found[place] = replace(one, content=None, kept=False)
                     taken += 1
         return taken
+
+    def journaled(self, prompt: Prompt) -> Sequence[Recorded]:
+        found = self._journal[prompt]
+        return [found[number][0] for number in sorted(found)]
+
+    async def record(self, prompt: Prompt, recorded: Recorded, answer: Answer) -> None:
+        if recorded.number in self._journal[prompt]:
+            raise Conflict("an answer with this number is recorded")
+        if prompt.run not in self._runs:
+            self._keep_run(self._new_run(prompt.run, recorded.epoch))
+        self._journal[prompt][recorded.number] = recorded, codec.pack_answer(answer)
+
+    async def recorded(self, prompt: Prompt, number: int) -> Answer | None:
+        found = self._journal[prompt].get(number)
+        return None if found is None else codec.unpack_answer(found[1])
+
+    async def heard(self, prompt: Prompt, number: int, epoch: int) -> None:
+        found = self._journal[prompt].get(number)
+        if found is not None:
+            after = replace(found[0], heard=max(found[0].heard, epoch))
+            self._journal[prompt][number] = after, found[1]
+
+    async def prune_journal(self, recorded_before: float, limit: int) -> int:
+        old = [
+            (found, number)
+            for found in self._journal.values()
+            for number, (recorded, _) in found.items()
+            if recorded.created_at < recorded_before
+        ][:limit]
+        for found, number in old:
+            del found[number]
+        return len(old)
 
     def count(self, run: str, charge: Charge) -> None:
         if run not in self._runs:

@@ -21,13 +21,15 @@ from typing import Any, TypeVar
 from proxy.core.model import Answer, Request
 from proxy.core.operation import NOTES, Consent, Kind, Operation, changed, evolve
 from proxy.core.runs import Run
-from proxy.ledger import checkpoints, codec
+from proxy.ledger import checkpoints, codec, journal
 from proxy.ledger.base import (
     Checkpoint,
     Damaged,
     LedgerError,
     Lookalike,
+    Prompt,
     Query,
+    Recorded,
     RunQuery,
     StoredEvent,
 )
@@ -193,6 +195,13 @@ class SqliteReads:
 
     async def checkpoints(self, run: str) -> Sequence[Checkpoint]:
         return await self._ask(lambda db: checkpoints.listed(db, run))
+
+    def journaled(self, prompt: Prompt) -> Sequence[Recorded]:
+        rows = self._rows(journal.LIST, (prompt.run, prompt.step, prompt.fingerprint))
+        return [journal.decode(row) for row in rows]
+
+    async def recorded(self, prompt: Prompt, number: int) -> Answer | None:
+        return await self._ask(lambda db: journal.read(db, self._sealer, prompt, number))
 
     # Lists
 

@@ -24,9 +24,10 @@ import aiosqlite
 import orjson
 
 from proxy.clock import Clock
+from proxy.core.model import Answer
 from proxy.core.operation import Event, Kind, Operation, changed, evolve
 from proxy.core.runs import Amendment, Charge, Run, noted
-from proxy.ledger import audit, checkpoints, codec
+from proxy.ledger import audit, checkpoints, codec, journal
 from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (
     CHECKPOINTS_KEPT,
@@ -38,6 +39,8 @@ from proxy.ledger.base import (
     Damaged,
     Gap,
     LedgerError,
+    Prompt,
+    Recorded,
     Stats,
     WrongKey,
 )
@@ -148,7 +151,12 @@ class SqliteLedger(SqliteReads):
             self._head_file.open()
             self._thread = await WritingThread.open(self.path)
             await self._thread.run(prepare)
-            head = await self._thread.run(lambda db: self._identify(db, created))
+            try:
+                head = await self._thread.run(lambda db: self._identify(db, created))
+            except (TypeError, ValueError) as error:
+                raise Damaged(
+                    f"what {self.path} says of itself cannot be read: restore it from a backup"
+                ) from error
             self._reader = reader(self.path)
             self._head_file.begin(head)
         except BaseException as error:
@@ -260,6 +268,15 @@ class SqliteLedger(SqliteReads):
         assert saving.saved is not None
         return saving.saved
 
+    async def record(self, prompt: Prompt, recorded: Recorded, answer: Answer) -> None:
+        work = partial(journal.Recording.of, prompt, recorded, answer, self._sealer)
+        recording = work() if recorded.size <= INLINE else await asyncio.to_thread(work)
+        await self._open_group().submit(Entry(run=prompt.run, journal=recording))
+
+    async def heard(self, prompt: Prompt, number: int, epoch: int) -> None:
+        hearing = journal.Hearing(prompt, number, epoch)
+        await self._open_group().submit(Entry(run=prompt.run, journal=hearing))
+
     async def commit(self, change: Change) -> Operation:
         if not change.events:
             raise ValueError(f"a change of {change.operation.key} without an event has no reason")
@@ -345,6 +362,9 @@ class SqliteLedger(SqliteReads):
     async def prune_checkpoints(self, saved_before: float, limit: int) -> int:
         return await self._write_apart(lambda db: checkpoints.take(db, saved_before, limit))
 
+    async def prune_journal(self, recorded_before: float, limit: int) -> int:
+        return await self._write_apart(lambda db: journal.take(db, recorded_before, limit))
+
     async def _each(
         self, rows: Sequence[Any], act: Callable[[Operation], Awaitable[bool]]
     ) -> list[bool]:
@@ -391,19 +411,22 @@ class SqliteLedger(SqliteReads):
                 lambda db: reseal(db, self._sealer, after, most, self._found)
             )
             if last is None:
-                await self._reseal_checkpoints()
+                await self._reseal_each(checkpoints.reseal)
+                await self._reseal_each(journal.reseal)
                 current = orjson.dumps([self._sealer.ids[0].hex()])
                 await self._thread.run(lambda db: remember(db, sealed_under=current))
             return last
         except FAULTS as error:
             raise explain(error) from error
 
-    async def _reseal_checkpoints(self) -> None:
+    async def _reseal_each(
+        self, reseal: Callable[[sqlite3.Connection, Sealer, int], int | None]
+    ) -> None:
         """One at a time, since they may be long and calls are first."""
         last: int | None = 0
         while last is not None:
-            one = partial(checkpoints.reseal, sealer=self._sealer, after=last)
-            last = await self._write_apart(one)
+            after = last
+            last = await self._write_apart(lambda db: reseal(db, self._sealer, after))  # noqa: B023
 
     @property
     def keys_in_use(self) -> int:

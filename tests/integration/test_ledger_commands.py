@@ -87,10 +87,10 @@ def test_audit_verify_beside_a_running_proxy_and_after_tampering(tmp_path: Path)
     whole = ledger.read_bytes()
     with closing(sqlite3.connect(ledger, isolation_level=None)) as db:
         db.execute("DROP TRIGGER events_update")
-        db.execute("UPDATE events SET data = '{}' WHERE seq = 3")
+        db.execute("UPDATE events SET data = '{}' WHERE seq = 4")
     code, out, _ = run(state, "audit", "verify")
     assert code == 1
-    assert "event 3 of run run-1 does not fit" in out
+    assert "event 4 of run run-1 does not fit" in out
     assert run(state, "audit", "verify", "--run", "run-0")[0] == 0
 
     # Another file in its place, a whole one: the head file knows.

@@ -122,9 +122,10 @@ async def hear(reply: Reply, *, pieces: int | None = None) -> list[bytes]:
             return heard
         assert isinstance(body, AsyncIterator)
         try:
-            async for piece in body:
-                if pieces is not None and len(heard) == pieces:
-                    return heard
+            while pieces is None or len(heard) < pieces:
+                piece = await anext(body, None)
+                if piece is None:
+                    break
                 heard.append(piece)
             whole = pieces is None
         finally:
