@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
-from proxy.core.authority import OPEN, Access, Bar, Lists, Standing, bar_of
+from proxy.core.authority import OPEN, Access, Bar, Lists, Standing, bar_of, distrusted
 from proxy.core.decide.budget import READ, WRITE
 from proxy.core.operation import Operation
 from proxy.core.runs import Amounts, Charge, Run, shortage
@@ -56,10 +56,13 @@ class Authority:
             return OPEN
         above = self._ledger.above(run) if run is not None and run.parent else ()
         bar = self._bar(access, run, above)
-        stop = self._stop(access, run)
+        stop = self._stop(access, run) or self._not_theirs(access, run)
         short = None
         if charge is not None and access.run:
-            for each in (run or Run(access.run), *above):
+            name = access.owner or access.run
+            payer = self._ledger.run(name) if access.owner else run
+            paying = self._ledger.above(payer) if payer is not None and access.owner else above
+            for each in (payer or Run(name), *paying):
                 short = short or shortage(each, charge)
         if bar is None and stop is None and short is None:
             return OPEN
@@ -83,12 +86,27 @@ class Authority:
         run, above = self._chain(access)
         if self._unhindered(access, run):
             return None
-        bar = self._bar(access, run, above)
+        bar = self._bar(access, run, above) or self._not_theirs(access, run)
         return bar.detail if bar is not None else None
+
+    def _not_theirs(self, access: Access, run: Run | None) -> Bar | None:
+        """Why nothing is sent although whoever asks may have it sent: the operation is another
+        run's, and that one is stopped; or the proxy asks by itself, of a start it mistrusts."""
+        if access.owner:
+            return self._bar(Access(access.owner, "", "", "", believed=True), *self._owner(access))
+        if access.believed and self._tokens:
+            return _BEING_REVOKED
+        return distrusted(run, access.epoch) if access.believed and run is not None else None
+
+    def _owner(self, access: Access) -> tuple[Run | None, Sequence[Run]]:
+        run = self._ledger.run(access.owner)
+        return run, self._ledger.above(run) if run is not None else ()
 
     def _unhindered(self, access: Access, run: Run | None) -> bool:
         """The usual run: on its own, and nobody has said anything about it."""
-        if access.token is not None or not self._plain or self._revoking:
+        if access.token is not None or access.owner or not self._plain or self._revoking:
+            return False
+        if access.believed and (self._tokens or (run is not None and run.tokens)):
             return False
         return run is None or (run.parent is None and run.revoked is None and run.closed is None)
 
@@ -168,7 +186,8 @@ class Authority:
 
     def _stop(self, access: Access, run: Run | None) -> Bar | None:
         epoch = access.epoch
-        if self.rights.fence and run is not None and epoch is not None and epoch < run.epoch:
+        fenced = self.rights.fence and not access.believed
+        if fenced and run is not None and epoch is not None and epoch < run.epoch:
             return _SUPERSEDED
         lists = self.rights.lists
         if not (lists.allow or lists.deny):

@@ -525,18 +525,22 @@ class Engine:
 
     def _access(self, bound: Bound) -> Access:
         """Who would have it sent: the run of the call, which a business key may have led to the
-        operation of another one; without a call the run that began it."""
+        operation of another one (then that one must be free to have it sent, too, and pays);
+        without a call the run that began it."""
         if bound.access is not None:
             return bound.access
         endpoint, call = bound.endpoint, bound.call
+        owner = bound.base.partition("/")[0]
+        run = call.run if call is not None else owner
         bound.access = Access(
-            call.run if call is not None else bound.base.partition("/")[0],
+            run,
             endpoint.service,
             endpoint.name,
             call.request.method if call is not None else "",
             bound.token,
-            bound.ask.epoch if call is not None else None,
+            bound.ask.epoch,
             believed=call is None,
+            owner=owner if owner != run else "",
         )
         return bound.access
 

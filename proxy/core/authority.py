@@ -32,6 +32,7 @@ class Access:
     token: str | None = None
     epoch: int | None = None
     believed: bool = False
+    owner: str = ""  # whose operation it is, where that is another run: its budget pays
 
 
 @frozen
@@ -150,6 +151,14 @@ def bar_of(run: Run, above: Sequence[Run], token: str | None, *, required: bool)
         return WRONG_TOKEN
     if held.revoked is not None:
         return Bar("authority-revoked", f"The run's token was revoked: {held.revoked.reason}")
+    return None
+
+
+def distrusted(run: Run, epoch: int | None) -> Bar | None:
+    """Why the proxy sends nothing again by itself of what that start of the run began: who made
+    those calls may be who lost the token. A call that comes again is judged by what it carries."""
+    if any(token.revoked is not None and epoch in (None, token.epoch) for token in run.tokens):
+        return Bar("authority-revoked", "A token of the run was revoked; nothing is sent for it.")
     return None
 
 

@@ -17,6 +17,8 @@ from proxy.errors import ServiceError
 from proxy.net.exchange import BytesInlet
 from tests.fakes.scripted import answer, code, fields, ruleset
 from tests.fakes.world import Opened, outcome
+from tests.faults.plants import PLANTS
+from tests.reliability import control, figure
 from tests.runs.support import IMPATIENT, MADE, SETTINGS, SHOP, call, kinds, limits, payout, world
 
 pytestmark = pytest.mark.parametrize("store", ["memory", "sqlite"])
@@ -72,20 +74,41 @@ async def test_another_request_is_422_and_leaves_the_held_one(store: str, tmp_pa
         assert [json.loads(r.body.data or b"")["amount"] for r in proxy.api.writes] == [50]
 
 
-async def test_a_changed_byte_is_never_sent_under_an_approval(store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tries", [300, pytest.param(5000, marks=pytest.mark.slow)])
+async def test_a_changed_byte_is_never_sent_under_an_approval(
+    store: str, tries: int, tmp_path: Path
+) -> None:
     chance = random.Random(5)
     body = json.dumps({"amount": 50, "to": "acct_1", "memo": "invoice 7"}).encode()
-    tries = 300
     async with world(store, tmp_path) as proxy:
         await proxy.call(_raw(body))
         await proxy.desk.grant((await proxy.waiting())["id"], {}, "ann")
-        for _ in range(tries):
+        left = tries
+        while left:
             place = chance.randrange(len(body))
             other = chance.choice([b for b in range(256) if b != body[place]])
             changed = body[:place] + bytes([other]) + body[place + 1 :]
+            if _same_meaning(changed, body):
+                continue  # another blank: it is the call that was approved
+            left -= 1
             reply = await proxy.call(_raw(changed))
             assert reply.status in (400, 422), changed
         assert proxy.api.on_wire == []
+        figure("S4", "one byte of an approved call changed", changes=tries, accepted=0)
+        proxy.api.sends = [PAID]
+        assert (await proxy.call(_raw(body))).status == 200, "the approved one is still good"
+
+
+async def test_control_an_approval_that_is_not_bound_to_the_body_is_seen(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLANTS["approval_of_anything"](monkeypatch.setattr)  # type: ignore[operator]
+    async with world(store, tmp_path, [PAID]) as proxy:
+        await proxy.call(payout())
+        await proxy.desk.grant((await proxy.waiting())["id"], {}, "ann")
+        await proxy.call(payout(amount=51))
+        assert [json.loads(r.body.data or b"")["amount"] for r in proxy.api.writes] == [51]
+    control("S4", "an approval good for any body", "another amount was sent")
 
 
 async def test_a_person_can_say_no_and_the_agent_is_told_why(store: str, tmp_path: Path) -> None:
@@ -321,6 +344,13 @@ async def test_waiting_costs_nothing_and_the_send_one_unit(store: str, tmp_path:
         await proxy.call(payout())
         assert proxy.used() == {"tool_calls": 1, "writes": 1}
         assert await proxy.ledger.verify() == []
+
+
+def _same_meaning(changed: bytes, body: bytes) -> bool:
+    try:
+        return bool(json.loads(changed) == json.loads(body))
+    except ValueError:
+        return False
 
 
 def _raw(body: bytes) -> Any:

@@ -100,6 +100,9 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
     if last is not None and last.number > question.ask.attempts_before:
         # The attempt that this call, or the twin it waited for, has just made.
         if last.end is End.NOT_SENT:
+            stop = not_permitted(question)
+            if isinstance(stop, Refuse):
+                return stop  # it was taken away before the first byte
             code = "egress-denied" if last.denied else "upstream-not-reached"
             reason = last.reason or "Nothing was sent."
             return Refuse("not sent", _refusal(code, operation, reason))
