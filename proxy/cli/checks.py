@@ -277,6 +277,16 @@ def secrets(machine: Machine) -> Iterator[Result]:
     except (TokensUnusable, OSError) as error:
         yield "failed", str(error), f"see {config.tokens_path}"
     else:
+        if config.identity.tokens == "required" and config.control.operator_token is None:
+            # Whoever takes runs at no word of their own means agents that may lie.
+            yield (
+                "warning",
+                f"{config.tokens_path} has the operator's token, and an agent that runs as "
+                f"{_user()} can read it: it could approve what it asks for",
+                "run the agent as another user than the proxy, or keep the operator's token "
+                "elsewhere: control.operator_token_file",
+            )
+            return
         yield ok("ledger key and tokens can be read by their owner only")
 
 

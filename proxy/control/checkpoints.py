@@ -41,7 +41,7 @@ def routes(service: CheckpointService) -> list[Route]:
         return _tagged(answer({"version": version}), version)
 
     async def get(request: web.Request, _: Holder) -> web.Response:
-        wanted = whole_number(request, "version", 0) or None
+        wanted = whole_number(request, "version", 0, least=1) or None
         found = await service.one(run_in_path(request), wanted)
         version = found.version
         if not _hold(_condition(request, MATCH), version):

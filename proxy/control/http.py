@@ -19,7 +19,7 @@ import structlog
 from aiohttp import web
 
 from proxy.control.tokens import Holder, Role, Tokens
-from proxy.core.identity import BadIdentity, Sources, identify
+from proxy.core.identity import TOKEN_PREFIX, BadIdentity, Sources, identify
 from proxy.errors import ServiceError
 from proxy.ledger.base import Damaged, LedgerError
 
@@ -105,9 +105,9 @@ async def json_body(request: web.Request) -> Any:
 
 def moment(request: web.Request, name: str) -> float | None:
     """A query parameter in seconds since the epoch. Raises ServiceError."""
-    text = request.query.get(name, "")
+    text = request.query.get(name)
     try:
-        found = float(text) if text else None
+        found = float(text) if text is not None else None
     except ValueError:
         found = math.nan
     if found is not None and not math.isfinite(found):
@@ -115,13 +115,17 @@ def moment(request: web.Request, name: str) -> float | None:
     return found
 
 
-def whole_number(request: web.Request, name: str, default: int, most: int | None = None) -> int:
-    """A query parameter that counts. Raises ServiceError."""
-    text = request.query.get(name, "")
-    if not text:
+def whole_number(
+    request: web.Request, name: str, default: int, most: int | None = None, least: int = 0
+) -> int:
+    """A query parameter that counts; what is over ``most`` is that. Raises ServiceError."""
+    text = request.query.get(name)
+    if text is None:
         return default
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise ServiceError("bad-request", f"{name} must be a whole number.")
+    if int(text) < least:
+        raise ServiceError("bad-request", f"{name} must be {least} or more.")
     return min(int(text), most) if most else int(text)
 
 
@@ -163,6 +167,8 @@ def guarded(route: Route, tokens: Tokens, runs: RunTokens) -> Open:
         token = token.strip() if scheme.lower() == "bearer" else ""
         run = _run_of(request) if route.role is Role.RUN else None
         holder = tokens.holder(token) if token else None
+        if holder is None and route.role > Role.RUN and token.startswith(TOKEN_PREFIX):
+            return problem("forbidden", "A run's token is for what is under its own /v1/runs/RUN.")
         if holder is None and run is not None and token and runs.holds(run, token):
             holder = Holder(f"run {run}"[:200], Role.RUN, run)
         if holder is None:

@@ -15,6 +15,9 @@ from proxy.service.operations import LIST_MAX, OperationService
 from proxy.service.resolution import read_resolution
 
 BASE = "/v1/operations"
+ONE = BASE + "/{key:.+}"
+# A key may come with its slashes, but what follows one is not its end.
+PLAIN = BASE + r"/{key:.+(?<!/history)(?<!/content)(?<!/resolve)(?<!/reconcile)}"
 
 
 def routes(service: OperationService) -> list[Route]:
@@ -40,11 +43,11 @@ def routes(service: OperationService) -> list[Route]:
 
     return [
         Route("GET", BASE, Role.AGENT, listed),
-        Route("GET", BASE + "/{key:.+}/history", Role.AGENT, history),
-        Route("GET", BASE + "/{key:.+}/content", Role.OPERATOR, content),
-        Route("POST", BASE + "/{key:.+}/resolve", Role.OPERATOR, resolve),
-        Route("POST", BASE + "/{key:.+}/reconcile", Role.OPERATOR, reconcile),
-        Route("GET", BASE + "/{key:.+}", Role.AGENT, one),
+        Route("GET", ONE + "/history", Role.AGENT, history),
+        Route("GET", ONE + "/content", Role.OPERATOR, content),
+        Route("POST", ONE + "/resolve", Role.OPERATOR, resolve),
+        Route("POST", ONE + "/reconcile", Role.OPERATOR, reconcile),
+        Route("GET", PLAIN, Role.AGENT, one),
     ]
 
 

@@ -37,10 +37,12 @@ class Access:
 
 @frozen
 class Bar:
-    """``code`` is a refusal's."""
+    """``code`` is a refusal's. ``known``: whoever asks belongs to the run, so that the refusal may
+    tell what its operations have come to."""
 
     code: str
     detail: str
+    known: bool = True
 
 
 @frozen
@@ -134,6 +136,11 @@ class Lists:
 def bar_of(run: Run, above: Sequence[Run], token: str | None, *, required: bool) -> Bar | None:
     """Why nothing goes out for this run, nor is replayed to it. ``token``: digest of the one that
     the call carries. ``required``: a run whose calls carry none is not believed."""
+    held = run.token(token) if token is not None else None
+    if token is not None and held is None:
+        return WRONG_TOKEN  # first: why a run was stopped is not for everybody
+    if token is None and required:
+        return NO_TOKEN
     if run.revoked is not None:
         return Bar("authority-revoked", f"The run was revoked: {run.revoked.reason}")
     if run.closed is not None:
@@ -144,12 +151,7 @@ def bar_of(run: Run, above: Sequence[Run], token: str | None, *, required: bool)
             return Bar("authority-revoked", f"The run above this one was revoked: {reason}")
         if each.closed is not None:
             return Bar("run-closed", "The run above this one is closed.")
-    if token is None:
-        return NO_TOKEN if required else None
-    held = run.token(token)
-    if held is None:
-        return WRONG_TOKEN
-    if held.revoked is not None:
+    if held is not None and held.revoked is not None:
         return Bar("authority-revoked", f"The run's token was revoked: {held.revoked.reason}")
     return None
 
@@ -162,5 +164,5 @@ def distrusted(run: Run, epoch: int | None) -> Bar | None:
     return None
 
 
-NO_TOKEN = Bar("missing-identity", "Only calls with a run token are taken here.")
-WRONG_TOKEN = Bar("authority-revoked", "The call's token is not one of its run.")
+NO_TOKEN = Bar("missing-identity", "Only calls with a run token are taken here.", known=False)
+WRONG_TOKEN = Bar("authority-revoked", "The call's token is not one of its run.", known=False)

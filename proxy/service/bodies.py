@@ -42,6 +42,8 @@ class Reading:
         value = self.body.get(name)
         if value is None:
             return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # 50.0 is a whole number in JSON
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**12:
             self.problems.append(f"{name}: must be a whole number, 0 or more")
             return None

@@ -126,6 +126,9 @@ class RunService:
         reading = Reading(body, ("reason", "token"), '{"reason": "the case was withdrawn"}')
         reason = reading.text("reason") or "no reason was given"
         token = reading.text("token", most=200)
+        if token is None and "token" in reading.body and not reading.problems:
+            # Whoever meant one token does not mean the run.
+            reading.problems.append("token: leave it out to revoke the run")
         reading.end()
         run, now = encode_part(name), self._clock.time()
         if token is None:

@@ -24,7 +24,8 @@ START_SECONDS = 40.0
 
 @dataclass
 class Api:
-    """What arrived. ``/lost...`` is taken and never answered, ``/slow...`` takes a second."""
+    """What arrived. ``/lost...`` is taken and never answered, ``/slow...`` takes a second,
+    ``/declined...`` is a 402."""
 
     url: str
     arrived: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
@@ -48,7 +49,7 @@ def api() -> Iterator[Api]:
             if self.path.startswith("/slow"):
                 time.sleep(1.0)
             answer = json.dumps({"id": f"made-{len(self.api.arrived)}"}).encode()
-            self.send_response(200)
+            self.send_response(402 if self.path.startswith("/declined") else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

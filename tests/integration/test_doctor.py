@@ -19,6 +19,7 @@ from proxy.cli import checks
 from proxy.cli.checks import CHECKS, examine
 from proxy.clock import SystemClock
 from proxy.configload import load
+from proxy.control.tokens import read_or_make
 from proxy.ledger import lock
 from proxy.ledger.seal import load_keys
 from proxy.ledger.sqlite import SqliteLedger
@@ -287,3 +288,15 @@ def test_a_check_that_breaks_does_not_hide_the_others(
     assert set(found) == set(CHECKS)
     assert found["space"].state == "failed"
     assert "boom" in found["space"].found
+
+
+def test_an_operator_token_that_an_agent_of_the_same_user_can_read(state: Path) -> None:
+    """Only where agents are not believed to begin with."""
+    key = "key and tokens"
+    strict = {"identity.tokens": "required"}
+    read_or_make(state / "tokens.json")
+    [(found, _, fix)] = look(state, key, **strict)
+    assert (found, "another user" in fix) == ("warning", True)
+    elsewhere = {"control.operator_token": "o1p2" * 10}
+    assert look(state, key, **strict, **elsewhere)[0][0] == "ok"
+    assert look(state, key)[0][0] == "ok"

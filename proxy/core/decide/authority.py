@@ -30,7 +30,7 @@ def refused(question: Question, bar: Bar) -> Refuse:
     note = Event(Kind.AUTHORITY_REFUSED, now, {"code": bar.code, "detail": bar.detail})
     return Refuse(
         bar.detail,
-        about(bar.code, bar.detail, operation),
+        about(bar.code, bar.detail, operation if bar.known else None),
         notes=(note,) if operation is not None else (),
     )
 
