@@ -359,8 +359,8 @@ class Callers:
             base = self._engine.claimed(call) or call.base
             bound = Bound(base, ask, call.endpoint, call, arrived, Seen(None))
         else:
-            seen = Seen(newest) if newest.version == version else Seen(None, newest)
-            bound = Bound(newest.base, ask, call.endpoint, call, arrived, seen)
+            bound = Bound(newest.base, ask, call.endpoint, call, arrived)
+            bound.seen = self._engine.seen(bound, newest)
         bound.token = token
         return bound
 

@@ -14,7 +14,6 @@ nothing. Who waits for a flight is in ``callers.py``.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -54,6 +53,7 @@ from proxy.core.operation import (
     ENDED,
     UNSETTLED,
     Event,
+    IllegalTransition,
     Kind,
     Operation,
     State,
@@ -86,6 +86,7 @@ class Observer(Protocol):
     def model_tokens(self, service: str, endpoint: str, how: str, number: int) -> None: ...
     def upstream(self, service: str, seconds: float) -> None: ...
     def foreign(self, service: str) -> None: ...
+    def conflict(self, service: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +411,8 @@ class Engine:
         verdict, kept = self._judge(bound, operation, result)
         assert operation.last is not None
         attempt = operation.last.number
+        conflict: tuple[Event, ...] = ()
+        moved = False  # while it was under way, by somebody else
         for _ in range(TURNS_MAX):
             events = settle.attempt_ended(
                 operation,
@@ -420,18 +423,30 @@ class Engine:
                 now_of(self.clock, operation),
                 kept=kept is not None,
             )
-            after = evolve_all(operation, events)
+            try:
+                after = evolve_all(operation, events)
+            except IllegalTransition as error:
+                if not moved:
+                    raise
+                log.warning("it came too late", operation=operation.key, detail=str(error))
+                after, conflict = operation, ()
+                break
+            if moved:
+                conflict = self._late(operation, after)
+                events = (*events, *conflict)
             change = Change(after, events, answer=kept if after.state in ENDED else None)
             try:
                 after = await self.ledger.commit(change)
             except Conflict:
-                operation = self.ledger.get(operation.key) or operation
+                operation, moved = self.ledger.get(operation.key) or operation, True
                 continue
             except LedgerError as error:
                 log.error("outcome not recorded", operation=after.key, detail=str(error))
                 self._owed[after.key] = change
                 flight.unrecorded = True
             break
+        if conflict:
+            self._lookups.conflict(after)
         flight.ended(after, attempt, result)
         if after.state in ENDED:
             self._sights.settled(after.key)
@@ -470,13 +485,25 @@ class Engine:
     # -- what a decision is made from ------------------------------------------------------------
 
     def load(self, bound: Bound) -> Seen:
-        newest = self.ledger.find(bound.base)
+        return self.seen(bound, self.ledger.find(bound.base))
+
+    def seen(self, bound: Bound, newest: Operation | None) -> Seen:
+        """What a call looks at that is bound to a version; ``newest``: the newest there is."""
         version = bound.ask.version
-        if newest is None or newest.version == version:
-            return Seen(newest)
+        if newest is None:
+            return Seen(None)
+        if newest.version == version:
+            return Seen(newest, self._late_success(newest))
         if newest.version < version:
             return Seen(None, newest)
         return Seen(self.ledger.get(f"{bound.base}/v{version}"), None, overtaken=True)
+
+    def _late_success(self, newest: Operation) -> Operation | None:
+        """The version before one that has not left yet, where that has succeeded after all."""
+        if newest.version == 1 or newest.ever_left:
+            return None
+        earlier = self.ledger.get(f"{newest.base}/v{newest.version - 1}")
+        return earlier if earlier is not None and earlier.state is State.SUCCEEDED else None
 
     def snapshot(self, bound: Bound, seen: Seen) -> Snapshot:
         operation = seen.operation
@@ -571,10 +598,8 @@ class Engine:
         an attempt that is open although nobody drives it. Raises LedgerError."""
         owed = self._owed.get(operation.key)
         if owed is not None:
-            with contextlib.suppress(Conflict):
-                await self.ledger.commit(owed)
+            operation = await self._pay(operation, owed)
             del self._owed[operation.key]
-            operation = self.ledger.get(operation.key) or operation
         if operation.state is not State.IN_FLIGHT:
             return operation
         now = now_of(self.clock, operation)
@@ -584,6 +609,37 @@ class Engine:
         self._unsent -= {(operation.key, number) for number in unsent}
         self._sights.left(operation.key, self.clock.monotonic())
         return operation
+
+    async def _pay(self, operation: Operation, owed: Change) -> Operation:
+        """Record an outcome that the ledger could not take, whatever it has been told meanwhile (an
+        approval taken back, an answer delivered); it may also have landed all the same."""
+        number = owed.events[0].data["attempt"]
+        for _ in range(TURNS_MAX):
+            operation = self.ledger.get(operation.key) or operation
+            ended = operation.attempts[number - 1]
+            if ended == owed.operation.attempts[number - 1]:
+                return operation
+            try:
+                after = evolve_all(operation, owed.events)
+            except IllegalTransition as error:
+                log.error("outcome not recorded", operation=operation.key, detail=str(error))
+                return operation
+            conflict = self._late(operation, after)
+            answer = owed.answer if after.state in ENDED else None
+            try:
+                after = await self.ledger.commit(
+                    Change(after, (*owed.events, *conflict), answer=answer)
+                )
+            except Conflict:
+                continue
+            if conflict:
+                self._lookups.conflict(after)
+            return after
+        raise LedgerError(f"{operation.key} changes faster than its outcome can be recorded")
+
+    def _late(self, before: Operation, after: Operation) -> tuple[Event, ...]:
+        newest = self.ledger.find(before.base)
+        return settle.late(before, after, newest, now_of(self.clock, before))
 
     # -- patience --------------------------------------------------------------------------------
 

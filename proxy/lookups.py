@@ -22,7 +22,7 @@ from proxy.core.intent import mark, other_marks
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Request
-from proxy.core.operation import ENDED, RULE, Event, Kind, Operation, State, changed, evolve_all
+from proxy.core.operation import ENDED, RULE, Kind, Operation, State, changed, evolve_all
 from proxy.core.reconcile import Found, Inquiry, LookupVerdict, NoneFound, choose
 from proxy.core.rules import Lookup
 from proxy.core.views import BodyMissing, RequestView
@@ -46,6 +46,7 @@ class LookupObserver(Protocol):
 
     def reconciled(self, service: str, result: str) -> None: ...
     def foreign(self, service: str) -> None: ...
+    def conflict(self, service: str) -> None: ...
 
 
 class Lookups:
@@ -125,10 +126,10 @@ class Lookups:
         events = learned.events
         if operation.state is not State.UNKNOWN and events[0].kind is not Kind.EFFECT_FOUND:
             return True
-        if operation.state is State.FAILED:
-            data = {"external_id": events[0].data.get("external_id"), "said": "abandoned"}
-            events = (*events, Event(Kind.EFFECT_CONFLICT, now_of(self._clock, operation), data))
         after = evolve_all(operation, events)
+        newest = self._ledger.find(operation.base)
+        conflict = settle.late(operation, after, newest, now_of(self._clock, operation))
+        events = (*events, *conflict)
         answer = verdict.answer if isinstance(verdict, Found) else None
         kept = keep(answer, bound.endpoint)
         if after.outcome is not None and kept is None:
@@ -145,6 +146,8 @@ class Lookups:
             self._lending.give_back(after.base)
             if operation.presumed and after.state is State.SUCCEEDED:
                 self.foreign(after)
+            if conflict:
+                self.conflict(after)
         return True
 
     async def _look(self, bound: Bound, operation: Operation, lookup: Lookup) -> LookupVerdict:
@@ -187,6 +190,11 @@ class Lookups:
         """An effect has shown that no ledger of this proxy knows."""
         self._metrics.foreign(operation.service)
         log.error("foreign effect", operation=operation.key)
+
+    def conflict(self, operation: Operation) -> None:
+        """An effect came too late to be the only one."""
+        self._metrics.conflict(operation.service)
+        log.error("effect conflict", operation=operation.key)
 
     def _adopted(self, operation: Operation, verdict: LookupVerdict) -> str | None:
         """Another operation that already owns the object found."""

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from proxy.core.classify import Verdict
 from proxy.core.decide.decision import Watch
 from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult, frozen
-from proxy.core.operation import STOPPED, Event, Kind, Operation
+from proxy.core.operation import STOPPED, Event, Kind, Operation, State
 from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
 from proxy.core.rules import Endpoint, Lookup
 
@@ -82,6 +82,28 @@ def _answered(
         return (Event(Kind.OUTCOME_RECORDED, at, data | {"verdict": "not_applied"}),)
     reason = means if means in ("running", "mismatch", "exists") else verdict.reason
     return (_unknown(endpoint, attempt, reason, status, at), *notes)
+
+
+def late(
+    before: Operation, after: Operation, newest: Operation | None, at: float
+) -> tuple[Event, ...]:
+    """The alarm of an effect that shows where it was taken to have failed, or where a later version
+    may have made it again. ``newest``: the newest version there is."""
+    if after.state is not State.SUCCEEDED or before.state is State.SUCCEEDED:
+        return ()
+    if newest is not None and newest.version <= before.version:
+        newest = None
+    again = newest is not None and (newest.undecided or newest.state is State.SUCCEEDED)
+    if before.state is not State.FAILED and not again:
+        return ()
+    data: dict[str, object] = {}
+    if after.outcome is not None:
+        data["external_id"] = after.outcome.external_id
+    if before.outcome is not None:
+        data["said"] = "abandoned" if before.outcome.abandoned else "failed"
+    if again and newest is not None:
+        data["beside"] = newest.key
+    return (Event(Kind.EFFECT_CONFLICT, at, data),)
 
 
 def foreign(operation: Operation, attempt: int) -> bool:

@@ -19,6 +19,7 @@ from proxy.core.identity import encode_part
 from proxy.core.masking import Redaction, masked_url, redaction_of
 from proxy.core.operation import Event, Kind, Operation, State, evolve_all
 from proxy.core.rules import Endpoint, Service
+from proxy.core.settle import late
 from proxy.errors import ServiceError
 from proxy.ledger.base import (
     Change,
@@ -78,7 +79,10 @@ class OperationService:
         return [self._shown(operation) for operation in found if operation.state is State.UNKNOWN]
 
     async def one(self, key: str) -> dict[str, Any]:
-        return self._detail(self._get(key))
+        found = self._detail(self._get(key))
+        history = await self._ledger.history(key)
+        conflict = any(stored.event.kind is Kind.EFFECT_CONFLICT for stored in history)
+        return found | {"conflict": conflict}
 
     async def content(self, key: str) -> dict[str, Any]:
         """The request as it was sent and the answer as it is replayed, masked; None for what is not
@@ -151,9 +155,12 @@ class OperationService:
         events = [_resolved(resolution, now)]
         if resolution.external_id:
             events += self._shared(operation, resolution, now)
+        after = evolve_all(operation, events)
+        conflict = late(operation, after, self._ledger.find(operation.base), now)
+        events += conflict
         try:
             stored = await self._ledger.commit(
-                Change(evolve_all(operation, events), tuple(events), answer=resolution.answer)
+                Change(after, tuple(events), answer=resolution.answer)
             )
         except Conflict as error:
             raise ServiceError(
@@ -161,6 +168,8 @@ class OperationService:
             ) from error
         except LedgerError as error:
             raise ServiceError("ledger-unavailable", f"Not recorded: {error}") from error
+        if conflict:
+            log.error("effect conflict", operation=key)
         return self._detail(stored)
 
     async def reconcile(self, key: str) -> dict[str, Any]:

@@ -26,7 +26,13 @@ from proxy.core.refusal import Refusal
 
 
 def by_state(question: Question) -> Decision:
-    operation = question.snapshot.operation
+    operation, previous = question.snapshot.operation, question.snapshot.previous
+    if previous is not None and previous.state is State.SUCCEEDED:
+        # A late success of the earlier version arrived before this one was sent.
+        same = previous.intent.fingerprint == question.ask.fingerprint
+        if not same or not same_account(question.ask, previous):
+            return mismatch(previous, "An earlier request of this operation has succeeded.")
+        return _succeeded(previous)
     if operation is None:
         return _first(question)
     match operation.state:
@@ -52,12 +58,6 @@ def by_state(question: Question) -> Decision:
 
 def _first(question: Question) -> Decision:
     previous = question.snapshot.previous
-    if previous is not None and previous.state is State.SUCCEEDED:
-        # A late success of the earlier version arrived before this one was sent.
-        same = previous.intent.fingerprint == question.ask.fingerprint
-        if not same or not same_account(question.ask, previous):
-            return mismatch(previous, "An earlier request of this operation has succeeded.")
-        return _succeeded(previous)
     if previous is not None and previous.undecided:
         return Refuse(
             "an earlier version is undecided",
