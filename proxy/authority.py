@@ -75,18 +75,27 @@ class Authority:
         held = run.token(token) if token is not None else None
         return held.epoch if held is not None else run.epoch
 
-    def objection(self, access: Access, operation: Operation | None = None) -> str | None:
+    def objection(
+        self, access: Access, operation: Operation | None = None, now: float = 0.0
+    ) -> str | None:
         """Directly before the first byte: why it must not leave after all. ``operation``: the one
-        that an attempt of is to be sent, as its intent was committed."""
+        that an attempt of is to be sent, as its intent was committed; ``now``: by the wall clock,
+        for the end of its approval."""
         if operation is not None and operation.approval is not None:
             stored = self._ledger.get(operation.key)
             approval = stored.approval if stored is not None else None
             if operation.key in self._withdrawn or approval is None or not approval.given:
                 return "its approval was revoked"
+            if now >= approval.expires_at:
+                return "its approval has expired"
         run, above = self._chain(access)
         if self._unhindered(access, run):
             return None
-        bar = self._bar(access, run, above) or self._not_theirs(access, run)
+        bar = (
+            self._bar(access, run, above)
+            or self._stop(access, run)
+            or self._not_theirs(access, run)
+        )
         return bar.detail if bar is not None else None
 
     def _not_theirs(self, access: Access, run: Run | None) -> Bar | None:
@@ -185,10 +194,12 @@ class Authority:
         return bar_of(run, above, access.token, required=required)
 
     def _stop(self, access: Access, run: Run | None) -> Bar | None:
-        epoch = access.epoch
-        fenced = self.rights.fence and not access.believed
-        if fenced and run is not None and epoch is not None and epoch < run.epoch:
-            return _SUPERSEDED
+        if self.rights.fence and run is not None and not access.believed:
+            epoch = access.epoch
+            if epoch is None:
+                epoch = self.epoch_of(run, access.token)
+            if epoch < run.epoch:
+                return _SUPERSEDED
         lists = self.rights.lists
         if not (lists.allow or lists.deny):
             return None

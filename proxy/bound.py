@@ -48,6 +48,7 @@ class Bound:
     lookup: Lookup | None = None
     token: str | None = None  # digest of the run token that the call carries
     access: Access | None = None  # who would have it sent
+    claimed: bool = False  # it is under another name, of an operation that is only being begun
 
     @property
     def enforced(self) -> bool:

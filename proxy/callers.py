@@ -152,6 +152,11 @@ class Callers:
     # -- a write with a name -----------------------------------------------------------------------
 
     async def _govern(self, arrival: Arrival, call: Governed) -> Reply:
+        while (reply := await self._governed(arrival, call)) is None:
+            pass  # the operation that it seemed to be has not come into being
+        return reply
+
+    async def _governed(self, arrival: Arrival, call: Governed) -> Reply | None:
         if call.mode != "enforce":  # a mode changes what is recorded, not who may call what
             access = access_of(arrival, call.request, call.endpoint)
             standing = self._engine.authority.standing(access)
@@ -186,15 +191,21 @@ class Callers:
             bound.seen = None
         return await self._end_of(bound)
 
-    async def _end_of(self, bound: Bound) -> Reply:
-        """Wait for whoever drives the operation, or have it driven, and tell what it came to."""
+    async def _end_of(self, bound: Bound) -> Reply | None:
+        """Wait for whoever drives the operation, or have it driven, and tell what it came to. None:
+        it was another call's operation that was being begun, and it is not this one's."""
         flight = None
         while (twin := self._engine.flight(bound.base)) is not None:
             flight, bound.seen = twin, None
             if flight.epoch == bound.ask.epoch and flight.fingerprint != bound.ask.fingerprint:
                 bound.ask = replace(bound.ask, joined=True)
-            if not await self._twin_done(flight, bound):
+            done = await self._twin_done(flight, bound)
+            if bound.claimed and flight.fingerprint != bound.ask.fingerprint:
+                return None if done else self._replies.kept_waiting(bound)
+            if not done:
                 return self._replies.impatient(bound)
+            if bound.claimed and self._ledger.find(bound.base) is None:
+                return None
             if flight.error is not None:
                 return self._broken(bound, flight.error, flight)
             if flight.fingerprint == bound.ask.fingerprint and _answered_anew(flight):
@@ -358,6 +369,7 @@ class Callers:
         if newest is None:
             base = self._engine.claimed(call) or call.base
             bound = Bound(base, ask, call.endpoint, call, arrived, Seen(None))
+            bound.claimed = base != call.base
         else:
             bound = Bound(newest.base, ask, call.endpoint, call, arrived)
             bound.seen = self._engine.seen(bound, newest)

@@ -391,7 +391,9 @@ class Engine:
                 run=operation.run,
                 fresh=bare and not operation.intent.idempotent,
                 operation_key=operation.key,
-                gate=lambda: self.authority.objection(self._access(bound), operation),
+                gate=lambda: self.authority.objection(
+                    self._access(bound), operation, now_of(self.clock, operation)
+                ),
                 relay=flight.relay,
             )
         finally:
@@ -559,11 +561,12 @@ class Engine:
         endpoint, call = bound.endpoint, bound.call
         owner = bound.base.partition("/")[0]
         run = call.run if call is not None else owner
+        request = call.request if call is not None else bound.stored
         bound.access = Access(
             run,
             endpoint.service,
             endpoint.name,
-            call.request.method if call is not None else "",
+            request.method if request is not None else "",
             bound.token,
             bound.ask.epoch,
             believed=call is None,

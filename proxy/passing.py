@@ -76,7 +76,8 @@ class Passings:
             case Denied(reason):
                 return self._replies.refuse(Refusal("egress-denied", reason), None, call.request)
             case NotSent(reason):
-                bar = self._engine.authority.standing(access).bar
+                standing = self._engine.authority.standing(access)
+                bar = standing.bar or standing.stop
                 code = bar.code if bar is not None else "upstream-not-reached"
                 return self._replies.refuse(Refusal(code, reason), None)
             case Lost(reason):

@@ -210,6 +210,12 @@ class Replies:
         )
         return self.refuse(refusal, bound.endpoint, _request_of(bound))
 
+    def kept_waiting(self, bound: Bound) -> Reply:
+        """By another request with the same key, whose name is not this call's to know."""
+        detail = "Another call with its idempotency key is on its way."
+        refusal = Refusal("operation-in-progress", detail, retry_after=RETRY_AFTER)
+        return self.refuse(refusal, bound.endpoint, _request_of(bound))
+
     def refuse(
         self, refusal: Refusal, endpoint: Endpoint | None, request: Request | None = None
     ) -> Reply:

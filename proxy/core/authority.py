@@ -22,8 +22,8 @@ PARTS = ("run", "service", "endpoint", "method")
 @frozen
 class Access:
     """Who asks, for what. ``run`` as in an operation key, "" for none; ``token``: digest of the run
-    token that the call carries; ``epoch`` None: whichever is the newest; ``believed``: it is the
-    proxy's own background, which needs no token."""
+    token that the call carries; ``epoch`` None: that of its token, without one the newest;
+    ``believed``: it is the proxy's own background, which needs no token."""
 
     run: str
     service: str

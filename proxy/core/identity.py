@@ -168,6 +168,13 @@ def encode_part(text: str) -> str:
     return f"{_BROKEN_ESCAPE.sub('', part[:PART_HEAD])}~{digest}"
 
 
+def as_shortened(text: str) -> tuple[str, ...]:
+    """The parts that ``text``, read off a list and percent-decoded or not, may stand for where it
+    is a part itself: that of a longer text. Nothing else is encoded so."""
+    parts = (text, quote(text, safe=_SAFE, errors="surrogateescape"))
+    return tuple(part for part in parts if _SHORTENED.fullmatch(part))
+
+
 def run_of(identity: Identity | None) -> str:
     """The run as it stands in an operation key; "" for a call that names none."""
     return encode_part(identity.run) if identity is not None and identity.run else ""

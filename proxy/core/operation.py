@@ -296,6 +296,8 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.AWAITING_APPROVAL, K.APPROVAL_EXPIRED): frozenset({S.NOT_APPLIED}),
     (S.NOT_APPLIED, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
     (S.NOT_APPLIED, K.APPROVAL_REQUESTED): frozenset({S.AWAITING_APPROVAL}),
+    # Granted, and then a lost ledger was thought to have sent it, which it had not.
+    (S.NOT_APPLIED, K.APPROVAL_EXPIRED): frozenset({S.NOT_APPLIED}),
     (S.UNKNOWN, K.ATTEMPT_STARTED): frozenset({S.IN_FLIGHT}),
     (S.IN_FLIGHT, K.ATTEMPT_NOT_SENT): frozenset({S.NOT_APPLIED, S.UNKNOWN}),
     (S.IN_FLIGHT, K.ATTEMPT_LOST): frozenset({S.UNKNOWN}),

@@ -17,6 +17,7 @@ from proxy.core.model import frozen
 from proxy.core.operation import Event, Kind, State
 
 TOKENS_KEPT = 64  # of one run: each start mints one, and those of old starts are of no use
+DEPTH = 16  # runs above a run that its charges and its standing hang on
 RESERVED = "reserved"
 """The counter of tokens that are charged by reservations which have not been settled."""
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
 from proxy.core.operation import NOTES, Consent, Event, Kind, Operation, State, changed, evolve
-from proxy.core.runs import Amendment, Charge, Exhausted, Run, RunRefused, charged
+from proxy.core.runs import DEPTH, Amendment, Charge, Exhausted, Run, RunRefused, charged
 from proxy.ledger import codec
 from proxy.ledger.base import (
     CHECKPOINTS_KEPT,
@@ -36,7 +36,6 @@ from proxy.ledger.base import (
 )
 from proxy.ledger.chain import START, link
 from proxy.ledger.checkpoints import saved
-from proxy.ledger.runs import DEPTH
 
 ENDED = (State.SUCCEEDED, State.FAILED, State.NOT_APPLIED)
 UNSETTLED = (State.IN_FLIGHT, State.UNKNOWN)

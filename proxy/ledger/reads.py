@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from proxy.core.model import Answer, Request
 from proxy.core.operation import NOTES, Consent, Kind, Operation, changed, evolve
-from proxy.core.runs import Run
+from proxy.core.runs import DEPTH, Run
 from proxy.ledger import checkpoints, codec, journal
 from proxy.ledger.base import (
     Checkpoint,
@@ -37,7 +37,7 @@ from proxy.ledger.batch import FAULTS, KNOWS, RUNS_REMEMBERED, SELECT, explain
 from proxy.ledger.codec import COLUMNS, RUN_COLUMNS
 from proxy.ledger.group import Entry
 from proxy.ledger.recent import Recent
-from proxy.ledger.runs import DEPTH, SELECT_RUN
+from proxy.ledger.runs import SELECT_RUN
 from proxy.ledger.schema import reader
 from proxy.ledger.seal import Sealer, content_identity
 from proxy.ledger.steps import Steps

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from proxy.clock import Clock
-from proxy.core.runs import Amendment, Charge, Run, RunRefused, charged
+from proxy.core.runs import DEPTH, Amendment, Charge, Run, RunRefused, charged
 from proxy.ledger.base import UNKNOWN_ORIGIN
 from proxy.ledger.codec import RUN_COLUMNS, EventRow, decode_run, encode_event, encode_run
 
 REMEMBERED = 4096  # runs: about 4 MB
-DEPTH = 16  # runs above a run that its charges count for
 
 _PLACES = ", ".join("?" * len(RUN_COLUMNS))
 _SET = ", ".join(f"{column} = excluded.{column}" for column in RUN_COLUMNS[1:])

@@ -23,6 +23,7 @@ from proxy.ledger.base import (
     Ledger,
     StaleCheckpoint,
 )
+from proxy.service.names import key_of
 
 MEMBERS: Final = ("step", "messages", "state")
 SIZE_MAX: Final = 10_000_000
@@ -59,7 +60,7 @@ class CheckpointService:
         step = await _apart(raw, read)
         try:
             saved = await self._ledger.save_checkpoint(
-                encode_part(run), raw, step=step, conditions=conditions, keep=self._kept
+                key_of(self._ledger, run), raw, step=step, conditions=conditions, keep=self._kept
             )
         except StaleCheckpoint as error:
             raise Stale(error.newest, _stale(error.newest)) from error
@@ -67,7 +68,7 @@ class CheckpointService:
 
     async def one(self, run: str, version: int | None = None) -> Checkpoint:
         """That version, or the newest, with its content. Raises ServiceError."""
-        name = encode_part(run)
+        name = key_of(self._ledger, run)
         try:
             found = await self._ledger.checkpoint(name, version)
         except Damaged as error:
@@ -78,7 +79,7 @@ class CheckpointService:
 
     async def listed(self, run: str) -> list[dict[str, Any]]:
         """Newest first, without what is in them. Raises ServiceError."""
-        name = encode_part(run)
+        name = key_of(self._ledger, run)
         if self._ledger.run(name) is None:
             raise ServiceError("not-found", NO_RUN)
         return [described(found) for found in await self._ledger.checkpoints(name)]

@@ -15,7 +15,6 @@ import orjson
 
 from proxy.authority import token_digest
 from proxy.clock import Clock
-from proxy.core.identity import encode_part
 from proxy.core.operation import State
 from proxy.core.runs import Run, resume
 from proxy.errors import ServiceError
@@ -23,6 +22,7 @@ from proxy.ledger.base import Checkpoint, Damaged, Ledger, Query
 from proxy.service.approvals import ApprovalService
 from proxy.service.bodies import Reading
 from proxy.service.checkpoints import NO_RUN, damaged, described, shown
+from proxy.service.names import key_of
 from proxy.service.operations import OperationService
 from proxy.service.runs import RunService, amended, new_token
 
@@ -58,7 +58,7 @@ class Resumes:
         reading.end()
         if wanted and not minting:
             raise ServiceError("forbidden", "A run's own token makes no further ones.")
-        name = encode_part(run)
+        name = key_of(self._ledger, run)
         checkpoint = await self._checkpoint(name)  # one that is damaged begins nothing
         token = new_token() if wanted else None
         act = resume(
@@ -73,7 +73,7 @@ class Resumes:
 
     async def look(self, run: str, *, every: bool = False) -> dict[str, Any]:
         """The same without beginning anything. Raises ServiceError."""
-        name = encode_part(run)
+        name = key_of(self._ledger, run)
         row = self._ledger.run(name)
         if row is None:
             raise ServiceError("not-found", NO_RUN)

@@ -14,11 +14,12 @@ from proxy.clock import Clock
 from proxy.core import runs as core
 from proxy.core.identity import TOKEN_PREFIX, encode_part
 from proxy.core.operation import State
-from proxy.core.runs import Amendment, Run, RunRefused
+from proxy.core.runs import DEPTH, Amendment, Run, RunRefused
 from proxy.errors import ServiceError
 from proxy.ledger.base import Ledger, LedgerError, Query, Refused, RunQuery
 from proxy.service.bodies import Reading
 from proxy.service.checkpoints import described
+from proxy.service.names import key_of
 
 TOKEN_BYTES: Final = 32  # 256 bits: beyond guessing
 LIST_MAX: Final = 200
@@ -57,14 +58,14 @@ class RunService:
 
     def holds(self, name: str, token: str) -> bool:
         """Whether it is a token of that run, and not revoked."""
-        run = self._ledger.run(encode_part(name))
+        run = self._ledger.run(key_of(self._ledger, name))
         held = run.token(token_digest(token)) if run is not None else None
         return held is not None and held.revoked is None
 
     def guarded(self, name: str) -> bool:
         """Whether the run has had tokens, so that only they and operators may act for it. Those
         that were revoked count: taking one away opens the run to nobody else."""
-        run = self._ledger.run(encode_part(name))
+        run = self._ledger.run(key_of(self._ledger, name))
         return run is not None and bool(run.tokens)
 
     # Acts
@@ -81,6 +82,8 @@ class RunService:
         above = encode_part(parent) if parent is not None else None
         if above is not None and (above == run or self._ledger.run(above) is None):
             raise ServiceError("not-found", "There is no such parent: begin that run first.")
+        if above is not None and self._ledger.run(run) is None:
+            self._must_be_reached(above)
         token = new_token()
         begun = await self._amend(
             run,
@@ -108,7 +111,7 @@ class RunService:
         act = core.set_limits(
             self._clock.time(), limits, raising=raising, by=by, defaults=self._defaults
         )
-        run = await self._amend(encode_part(name), act)
+        run = await self._amend(key_of(self._ledger, name), act)
         return {"budget": self.budget_of(run)}
 
     async def close(self, name: str, body: object, by: str) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class RunService:
             # Whoever meant one token does not mean the run.
             reading.problems.append("token: leave it out to revoke the run")
         reading.end()
-        run, now = encode_part(name), self._clock.time()
+        run, now = key_of(self._ledger, name), self._clock.time()
         if token is None:
             with self._authority.revoking(run=run):
                 after = await self._amend(run, core.revoke(now, reason, by))
@@ -157,8 +160,16 @@ class RunService:
     async def _amend(self, run: str, act: Amendment, *, new: bool = False) -> Run:
         return await amended(self._ledger, run, act, new=new)
 
+    def _must_be_reached(self, parent: str) -> None:
+        """A child so far below that what holds for the first run above would not hold for it is not
+        begun. Parents never change, so that this is true for good."""
+        row = self._ledger.run(parent)
+        if row is not None and len(self._ledger.above(row)) + 1 > DEPTH:
+            detail = f"There may be {DEPTH} runs above one: begin it under one further up."
+            raise ServiceError("bad-request", detail)
+
     def _get(self, name: str) -> Run:
-        run = self._ledger.run(encode_part(name))
+        run = self._ledger.run(key_of(self._ledger, name))
         if run is None:
             raise ServiceError("not-found", "There is no such run: it begins with its first call.")
         return run

@@ -146,6 +146,17 @@ async def test_every_route_but_the_probes_wants_a_token(world: World) -> None:
     assert open_routes == {"/metrics", "/healthz", "/readyz", "/openapi.json"}
 
 
+@pytest.mark.parametrize("path", ["a%2%46b", "a%%32Fb"])
+async def test_a_token_is_asked_of_the_run_that_the_handler_reads(world: World, path: str) -> None:
+    """The router reads these as a/b, and a call that names itself so as a%2Fb."""
+    _, own = await world.post("/v1/runs", {"run": "a/b"})
+    await world.post("/v1/runs", {"run": "a%2Fb"})
+    mine = {"Authorization": f"Bearer {own['token']}"}
+    assert (await world.get("/v1/runs/a%2Fb", mine))[0] == 200
+    assert (await world.get(f"/v1/runs/{path}", mine))[0] == 401
+    assert (await world.get(f"/v1/runs/{path}", AGENT))[0] == 403
+
+
 async def test_an_agent_may_not_act(world: World) -> None:
     for route in world.control.routes:
         if route.role is Role.OPERATOR:

@@ -39,8 +39,11 @@ def lapsed(question: Question, approval: Approval) -> bool:
 
 
 def same_request(question: Question, operation: Operation) -> bool:
-    """The background has no request of its own: it would send the stored one."""
-    return not question.ask.fresh or operation.intent.fingerprint == question.ask.fingerprint
+    """Whether what would be sent is the stored request: the background has no other, and of one
+    that has left before nothing else is sent again, however a call words it now."""
+    if not question.ask.fresh or operation.ever_left:
+        return True
+    return operation.intent.fingerprint == question.ask.fingerprint
 
 
 def _request(

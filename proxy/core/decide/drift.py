@@ -16,8 +16,9 @@ def drifted(question: Question) -> Answer | Refuse | None:
     if operation.state is State.NOT_APPLIED and not operation.ever_left:
         return None  # nothing ever left: the new request takes the place of the old one
     if operation.state is State.AWAITING_APPROVAL:
-        if operation.approval is None or lapsed(question, operation.approval):
-            return None
+        open_ = operation.approval is None or lapsed(question, operation.approval)
+        if open_ and not operation.ever_left:
+            return None  # the API has not seen the first one under the key
         return mismatch(operation, "Another request of this operation waits for an approval.")
     if operation.intent.core_fingerprint == ask.core_fingerprint:
         if operation.state not in (State.SUCCEEDED, State.FAILED):

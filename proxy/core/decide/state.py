@@ -105,7 +105,8 @@ def _not_applied(question: Question, operation: Operation) -> Decision:
                 return stop  # it was taken away before the first byte
             code = "egress-denied" if last.denied else "upstream-not-reached"
             reason = last.reason or "Nothing was sent."
-            return Refuse("not sent", _refusal(code, operation, reason))
+            refusal = _refusal(code, operation, reason)
+            return not_permitted(question) or Refuse("not sent", refusal)
         if last.end is End.NOT_APPLIED:
             return Answer("the API did not look at it", operation)
     made = len(operation.attempts) - question.ask.attempts_before
