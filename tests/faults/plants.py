@@ -201,7 +201,7 @@ def approval_of_anything(patch: Patch = setattr) -> None:
 
 def revoked_until_commit(patch: Patch = setattr) -> None:
     """What is revoked is looked at before the intent only, and not before the first byte."""
-    patch(Authority, "objection", lambda self, access, operation=None: None)
+    patch(Authority, "objection", lambda self, access, operation=None, now=0.0: None)
 
 
 def approval_for_ever(patch: Patch = setattr) -> None:
