@@ -15,9 +15,10 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,7 @@ class Zeros:
     lost: int = 0
     wrong_status: int = 0
     stuck: int = 0
+    budget_resets: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def count(self, fault: str, sentence: str) -> None:
@@ -303,6 +305,23 @@ class World:
                 zeros.count("lost", what)
         elif not (kind == "plain" and got.status == 424):
             zeros.count("wrong_status", what)
+
+    def judge_budgets(self, zeros: Zeros, references: Iterable[str]) -> None:
+        """Each of these has a run of its own, and whatever has reached the API is one write of it,
+        however often it was sent and the proxy killed. Called once no life is left."""
+        used = charged(self.folder / "state" / "ledger.db")
+        for reference in references:
+            arrived = sum(api.requests[reference] for api in self.apis.values())
+            writes = used.get(reference, 0)
+            if writes != 1 if arrived else writes > 1:
+                zeros.count("budget_resets", f"{reference}: sent {arrived}, charged {writes}")
+
+
+def charged(ledger: Path) -> dict[str, int]:
+    """Run -> writes, as the file has them."""
+    with closing(sqlite3.connect(ledger)) as db:
+        rows = db.execute("SELECT run, counters FROM runs").fetchall()
+    return {run: int(json.loads(used).get("writes", 0)) for run, used in rows}
 
 
 @asynccontextmanager

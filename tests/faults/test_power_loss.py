@@ -5,6 +5,7 @@ keeps what was written.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -39,6 +40,7 @@ class Tally:
     broken: int = 0  # images whose chain, rows or contents do not fit
     alarms: int = 0  # images that were taken for another ledger
     unopened: int = 0
+    budget_resets: int = 0  # images in which a call that had arrived is not one unit of its run
     wrong: list[str] = field(default_factory=list)
 
     def count(self, fault: str, sentence: str) -> None:
@@ -102,6 +104,10 @@ def _look(
                     "SELECT run, version FROM checkpoints WHERE sealed IS NOT NULL"
                 )
             }
+            units = {
+                run: int(json.loads(used).get("writes", 0))
+                for run, used in db.execute("SELECT run, counters FROM runs")
+            }
             sealer = Sealer(load_keys(state / "ledger.key", create=False))
             faults = audit.verify(db, sealer, None, None)
             last = db.execute("SELECT seq, head FROM events ORDER BY seq DESC LIMIT 1").fetchone()
@@ -125,6 +131,9 @@ def _look(
         tally.count("lost", f"{where}: checkpoints {sorted(saved - there)}")
     if sent - known:
         tally.count("unannounced", f"{where}: {sorted(sent - known)}")
+    wrong = {run: n for run, n in units.items() if n > 1 or (n == 0 and run in known)}
+    if wrong or any(run not in units for run in sent):
+        tally.count("budget_resets", f"{where}: {wrong or sorted(sent - set(units))}")
     if faults:
         tally.count("broken", f"{where}: {faults[0]}")
     if back:
@@ -177,6 +186,7 @@ async def _cut(tmp_path: Path, seed: int, calls: int, number: int) -> None:
         lost=tally.lost,
         sends_without_intent=tally.unannounced,
         broken_chains=tally.broken,
+        budget_resets=tally.budget_resets,
         false_alarms=tally.alarms,
     )
 
@@ -187,4 +197,14 @@ async def test_r3_control_without_a_sync_per_commit_it_is_seen(tmp_path: Path) -
     await judge(steps, tmp_path, 40, 1, tally)
     assert tally.lost > 0
     assert tally.unannounced > 0
+    assert tally.budget_resets > 0
     control("R3", "`synchronous = NORMAL`", f"{tally.lost} of {tally.images} images lost records")
+
+
+@pytest.mark.slow
+async def test_r3_control_a_charge_after_the_answer_is_seen(tmp_path: Path) -> None:
+    steps = record(tmp_path / "run", 1, 20, "charged_late")
+    tally = Tally()
+    await judge(steps, tmp_path, 40, 1, tally)
+    assert tally.budget_resets > 0
+    control("R21", "charged late, power cut", f"{tally.budget_resets} of {tally.images} images")

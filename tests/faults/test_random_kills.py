@@ -1,4 +1,4 @@
-"""R1: SIGKILL at random moments under load; R4's kills stand in test_windows.py.
+"""R1, R21: SIGKILL at random moments under load; R4's kills stand in test_windows.py.
 
 Callers repeat what has no end yet, or begin something new; the proxy is killed some milliseconds
 after they began; in the end one that is left alone gives every operation its end.
@@ -107,6 +107,7 @@ async def kills(zygote: Zygote, world: World, number: int, seed: int, *plants: s
     life = await zygote.life(world.config, plants=plants, steps=False)
     await load.end(life)
     await life.kill()
+    world.judge_budgets(load.zeros, [case.reference for case in load.cases])
     return load
 
 
@@ -131,6 +132,8 @@ async def _check(zygote: Zygote, world: World, number: int, test: str) -> None:
         operations=len(load.cases),
         **load.zeros.figures(),
     )
+    resets = load.zeros.budget_resets
+    figure("R21", "budgets of the runs of R1", runs=len(load.cases), budget_resets=resets)
 
 
 async def test_r1_random_kills_duplicate_and_lose_nothing(zygote: Zygote, world: World) -> None:
@@ -153,3 +156,18 @@ async def test_r1_control_an_outcome_written_before_the_send_is_seen(
     assert load.zeros.lost > 0
     told = f"{load.zeros.lost} of {len(load.cases)} operations lost in 10 kills"
     control("R1", "the outcome written before the send", told)
+
+
+@pytest.mark.parametrize(
+    "plant", ["charged_every_time", pytest.param("charged_late", marks=pytest.mark.slow)]
+)
+async def test_r21_control_a_budget_that_counts_something_else_is_seen(
+    zygote: Zygote, world: World, plant: str
+) -> None:
+    for seed in range(5):
+        load = await kills(zygote, world, 6, seed, plant)
+        if load.zeros.budget_resets:
+            break
+    assert load.zeros.budget_resets > 0
+    told = f"{load.zeros.budget_resets} of {len(load.cases)} runs charged wrongly in 6 kills"
+    control("R21", f"`{plant.replace('_', ' ')}` under kills", told)
