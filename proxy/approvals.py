@@ -10,7 +10,8 @@ from collections.abc import Callable
 from proxy.clock import Clock
 from proxy.core.approval import request_digest
 from proxy.core.model import Request
-from proxy.core.operation import Consent, Event, IllegalTransition, Kind, Operation, evolve
+from proxy.core.operation import Consent, Event, Kind, Operation
+from proxy.core.transitions import IllegalTransition, evolve
 from proxy.ledger.base import Change, Conflict, Ledger
 
 EXPIRED_AT_ONCE = 1_000  # operations that are looked at in one pass

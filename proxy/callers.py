@@ -254,7 +254,7 @@ class Callers:
 
     def _ever_left(self, bound: Bound) -> bool:
         """Whether anything may have left in an earlier flight or life."""
-        operation = self._engine.load(bound).operation
+        operation = self._engine.snapshots.load(bound).operation
         return operation is not None and self._engine.may_have_left(operation)
 
     async def _twin_done(self, flight: Flight, bound: Bound) -> bool:
@@ -372,7 +372,7 @@ class Callers:
             bound.claimed = base != call.base
         else:
             bound = Bound(newest.base, ask, call.endpoint, call, arrived)
-            bound.seen = self._engine.seen(bound, newest)
+            bound.seen = self._engine.snapshots.seen(bound, newest)
         bound.token = token
         return bound
 
@@ -380,7 +380,7 @@ class Callers:
         """What a recorded end, or the attempt of the twin just waited for, decides for this
         call."""
         if bound.seen is None:
-            bound.seen = self._engine.load(bound)
+            bound.seen = self._engine.snapshots.load(bound)
         operation = bound.seen.operation
         if operation is None or self._engine.owes(operation):
             return None
@@ -392,7 +392,7 @@ class Callers:
         decision = decide(
             bound.ask,
             bound.endpoint,
-            self._engine.snapshot(bound, bound.seen),
+            self._engine.snapshots.of(bound, bound.seen),
             self._settings.limits,
         )
         return decision if isinstance(decision, (Answer, Refuse)) else None

@@ -26,7 +26,6 @@ from proxy.bound import Bound, Claimed, Seen, claims, now_of, stored_request
 from proxy.clock import Clock
 from proxy.core import jsonrpc, settle
 from proxy.core.approval import requested
-from proxy.core.authority import OPEN, Access, Standing
 from proxy.core.call import Governed, Policy
 from proxy.core.classify import Verdict, classify
 from proxy.core.credentials import MissingCredential
@@ -39,7 +38,6 @@ from proxy.core.decide import (
     Refuse,
     RequestApproval,
     Snapshot,
-    Watch,
     decide,
 )
 from proxy.core.decide.budget import WRITE
@@ -49,18 +47,9 @@ from proxy.core.intent import intend
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, Request, SendResult
-from proxy.core.operation import (
-    ENDED,
-    UNSETTLED,
-    Event,
-    IllegalTransition,
-    Kind,
-    Operation,
-    State,
-    changed,
-    evolve_all,
-)
+from proxy.core.operation import ENDED, UNSETTLED, Event, Kind, Operation, State, changed
 from proxy.core.rules import Auth
+from proxy.core.transitions import IllegalTransition, evolve_all
 from proxy.core.views import RequestView
 from proxy.failpoints import OFF, Failpoints
 from proxy.flights import Claim, Flight, Sights
@@ -68,6 +57,7 @@ from proxy.ledger.base import Change, Conflict, Ledger, LedgerError, Refused
 from proxy.lending import Lending
 from proxy.lookups import Lookups
 from proxy.outbound import Outbound, Upstream
+from proxy.snapshots import Snapshots
 
 log = structlog.get_logger("onceproxy")
 
@@ -137,6 +127,9 @@ class Engine:
         self._failpoints = failpoints
         self._flights: dict[str, Flight] = {}
         self._sights = Sights()
+        self.snapshots = Snapshots(
+            ledger=ledger, clock=clock, authority=self.authority, sights=self._sights
+        )
         self._owed: dict[str, Change] = {}  # outcomes that the ledger could not take yet
         self._unsent: set[tuple[str, int]] = set()  # attempts whose intent could not be committed
         self._claims: dict[Claim, Claimed] = {}  # what operations being begun will be found by
@@ -202,13 +195,13 @@ class Engine:
         seen, bound.seen = bound.seen, None
         for _ in range(TURNS_MAX):
             try:
-                seen = seen if seen is not None else self.load(bound)
+                seen = seen if seen is not None else self.snapshots.load(bound)
                 operation = seen.operation
                 if operation is not None and operation.state in UNSETTLED:
                     operation = await self.mend(operation)
                     await self._lookups.prepare(bound, operation, self.rules)
                     seen = seen._replace(operation=operation)
-                snapshot = self.snapshot(bound, seen)
+                snapshot = self.snapshots.of(bound, seen)
                 ask = self._lending.ask(bound)
                 flight.decision = decide(ask, bound.endpoint, snapshot, self._limits)
                 seen = None
@@ -392,7 +385,7 @@ class Engine:
                 fresh=bare and not operation.intent.idempotent,
                 operation_key=operation.key,
                 gate=lambda: self.authority.objection(
-                    self._access(bound), operation, now_of(self.clock, operation)
+                    self.snapshots.access(bound), operation, now_of(self.clock, operation)
                 ),
                 relay=flight.relay,
             )
@@ -484,108 +477,7 @@ class Engine:
         event = Event(Kind.LOOKUP_INCONCLUSIVE, snapshot.now, data)
         await self.ledger.commit(Change(evolve_all(operation, (event,)), (event,)))
 
-    # -- what a decision is made from ------------------------------------------------------------
-
-    def load(self, bound: Bound) -> Seen:
-        return self.seen(bound, self.ledger.find(bound.base))
-
-    def seen(self, bound: Bound, newest: Operation | None) -> Seen:
-        """What a call looks at that is bound to a version; ``newest``: the newest there is."""
-        version = bound.ask.version
-        if newest is None:
-            return Seen(None)
-        if newest.version == version:
-            return Seen(newest, self._late_success(newest))
-        if newest.version < version:
-            return Seen(None, newest)
-        return Seen(self.ledger.get(f"{bound.base}/v{version}"), None, overtaken=True)
-
-    def _late_success(self, newest: Operation) -> Operation | None:
-        """The version before one that has not left yet, where that has succeeded after all."""
-        if newest.version == 1 or newest.ever_left:
-            return None
-        earlier = self.ledger.get(f"{newest.base}/v{newest.version - 1}")
-        return earlier if earlier is not None and earlier.state is State.SUCCEEDED else None
-
-    def snapshot(self, bound: Bound, seen: Seen) -> Snapshot:
-        operation = seen.operation
-        wall = self.clock.time()
-        now = wall if operation is None else max(wall, operation.updated_at)
-        doubt = self._doubt(bound, operation)
-        standing = self._standing(bound, operation)
-        if operation is None or operation.state is not State.UNKNOWN:
-            return Snapshot(
-                now,
-                wall,
-                operation,
-                seen.previous,
-                seen.overtaken,
-                standing=standing,
-                doubt=doubt,
-            )
-        rewritten = operation.intent.idempotent and self.ledger.written_since(
-            (operation.method, operation.url), operation.created_at, operation.key
-        )
-        mono = self.clock.monotonic()
-        sight = self._sights.get(operation.key, mono)
-        watch = Watch(
-            quiet_for=mono - sight.quiet_since,
-            looked_with=sight.looked_with,
-            looks=sight.looks,
-            next_look_in=sight.next_look_in(bound.lookup, mono),
-        )
-        return Snapshot(
-            now,
-            wall,
-            operation,
-            seen.previous,
-            seen.overtaken,
-            watch,
-            bound.lookup is not None,
-            rewritten,
-            standing,
-        )
-
-    def _standing(self, bound: Bound, operation: Operation | None) -> Standing:
-        if not bound.enforced:
-            return OPEN  # what may not go out in any mode was refused when the call came
-        charge = self.authority.write if operation is None or not operation.attempts else None
-        return self.authority.standing(self._access(bound), charge)
-
-    def _access(self, bound: Bound) -> Access:
-        """Who would have it sent: the run of the call, which a business key may have led to the
-        operation of another one (then that one must be free to have it sent, too, and pays);
-        without a call the run that began it."""
-        if bound.access is not None:
-            return bound.access
-        endpoint, call = bound.endpoint, bound.call
-        owner = bound.base.partition("/")[0]
-        run = call.run if call is not None else owner
-        request = call.request if call is not None else bound.stored
-        bound.access = Access(
-            run,
-            endpoint.service,
-            endpoint.name,
-            request.method if request is not None else "",
-            bound.token,
-            bound.ask.epoch,
-            believed=call is None,
-            owner=owner if owner != run else "",
-        )
-        return bound.access
-
-    def _doubt(self, bound: Bound, operation: Operation | None) -> float | None:
-        """Since when, at the earliest, a lost ledger may have sent what this call asks for; None
-        if there is none, or if the run began under this one."""
-        gap = self.ledger.gap
-        if gap is None or bound.call is None or not bound.enforced:
-            return None
-        if operation is not None and operation.attempts and operation.updated_at > gap.until:
-            return None
-        run = self.ledger.run(bound.base.partition("/")[0])
-        if run is not None and run.generation == self.ledger.generation:
-            return None
-        return gap.since
+    # -- what this process knows and the ledger does not yet ---------------------------------------
 
     def may_have_left(self, operation: Operation) -> bool:
         """Whether an undecided attempt may have been sent, by the row and by what is known here."""

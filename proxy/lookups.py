@@ -22,9 +22,10 @@ from proxy.core.intent import mark, other_marks
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Request
-from proxy.core.operation import ENDED, RULE, Kind, Operation, State, changed, evolve_all
+from proxy.core.operation import ENDED, RULE, Kind, Operation, State, changed
 from proxy.core.reconcile import Found, Inquiry, LookupVerdict, NoneFound, choose
 from proxy.core.rules import Lookup
+from proxy.core.transitions import evolve_all
 from proxy.core.views import BodyMissing, RequestView
 from proxy.flights import Flight, Sights
 from proxy.ledger.base import Change, Conflict, Ledger

@@ -199,7 +199,7 @@ class Replies:
     def impatient(self, bound: Bound, decision: Decision | None = None) -> Reply:
         if isinstance(decision, Hold) and decision.seconds is not None:
             return self.refuse(decision.otherwise, bound.endpoint, _request_of(bound))
-        operation = self._engine.load(bound).operation
+        operation = self._engine.snapshots.load(bound).operation
         unknown = operation is not None and operation.state is State.UNKNOWN
         refusal = Refusal(
             "outcome-unknown" if unknown else "operation-in-progress",

@@ -14,16 +14,8 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from proxy.core.model import frozen
-from proxy.core.operation import (
-    Approval,
-    Event,
-    IllegalTransition,
-    Kind,
-    Operation,
-    State,
-    changed,
-    evolve,
-)
+from proxy.core.operation import Approval, Event, Kind, Operation, State, changed
+from proxy.core.transitions import IllegalTransition, evolve
 
 
 class Type(enum.StrEnum):

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.clock import Clock
-from proxy.core.operation import changed, evolve
+from proxy.core.operation import changed
 from proxy.core.runs import Exhausted, Run, RunRefused
+from proxy.core.transitions import evolve
 from proxy.ledger import checkpoints
 from proxy.ledger.base import Conflict, Damaged, LedgerError, Refused
 from proxy.ledger.bulk import BulkRows, Insert, Unusual

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from proxy.clock import Clock
 from proxy.core.model import Answer, Request
-from proxy.core.operation import NOTES, Consent, Event, Kind, Operation, State, changed, evolve
+from proxy.core.operation import Consent, Event, Kind, Operation, State, changed
 from proxy.core.runs import DEPTH, Amendment, Charge, Exhausted, Run, RunRefused, charged
+from proxy.core.transitions import NOTES, evolve
 from proxy.ledger import codec
 from proxy.ledger.base import (
     CHECKPOINTS_KEPT,

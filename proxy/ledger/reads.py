@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxy.core.model import Answer, Request
-from proxy.core.operation import NOTES, Consent, Kind, Operation, changed, evolve
+from proxy.core.operation import Consent, Kind, Operation, changed
 from proxy.core.runs import DEPTH, Run
+from proxy.core.transitions import NOTES, evolve
 from proxy.ledger import checkpoints, codec, journal
 from proxy.ledger.base import (
     Checkpoint,

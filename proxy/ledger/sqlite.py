@@ -25,8 +25,9 @@ import orjson
 
 from proxy.clock import Clock
 from proxy.core.model import Answer
-from proxy.core.operation import Event, Kind, Operation, changed, evolve
+from proxy.core.operation import Event, Kind, Operation, changed
 from proxy.core.runs import Amendment, Charge, Run, noted
+from proxy.core.transitions import evolve
 from proxy.ledger import audit, checkpoints, codec, journal
 from proxy.ledger.backup import BACKUP
 from proxy.ledger.base import (

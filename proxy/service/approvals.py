@@ -13,16 +13,9 @@ from proxy.approvals import Approvals
 from proxy.authority import Authority
 from proxy.clock import Clock
 from proxy.core.masking import masked_url, redaction_of
-from proxy.core.operation import (
-    Approval,
-    Consent,
-    Event,
-    Kind,
-    Operation,
-    State,
-    evolve_all,
-)
+from proxy.core.operation import Approval, Consent, Event, Kind, Operation, State
 from proxy.core.rules import Service
+from proxy.core.transitions import evolve_all
 from proxy.errors import ServiceError
 from proxy.ledger.base import Change, Conflict, Damaged, Ledger, LedgerError
 from proxy.service.bodies import Reading

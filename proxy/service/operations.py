@@ -17,9 +17,10 @@ import structlog
 from proxy.clock import Clock
 from proxy.core.identity import encode_part
 from proxy.core.masking import Redaction, masked_url, redaction_of
-from proxy.core.operation import Event, Kind, Operation, State, evolve_all
+from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.rules import Endpoint, Service
 from proxy.core.settle import late
+from proxy.core.transitions import evolve_all
 from proxy.errors import ServiceError
 from proxy.ledger.base import (
     Change,

@@ -15,8 +15,9 @@ from proxy.control.api import Control
 from proxy.control.tokens import Holder, Role, Tokens
 from proxy.core.identity import encode_part
 from proxy.core.model import Answer, Body, Request
-from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation
 from proxy.core.runs import Charge
+from proxy.core.transitions import evolve_all
 from proxy.ledger.base import Change
 from proxy.ledger.memory import MemoryLedger
 from proxy.metrics import Metrics

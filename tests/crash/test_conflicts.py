@@ -10,7 +10,8 @@ import pytest
 
 from proxy.core import settle
 from proxy.core.model import Request
-from proxy.core.operation import Event, Intent, Kind, Operation, State, changed, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation, State, changed
+from proxy.core.transitions import evolve_all
 from proxy.ledger.base import Change, LedgerError
 from proxy.service.operations import OperationService
 from tests.crash.support import OK, REFUND, REPLAYED, failing, key_of, keyed, kinds, refund

@@ -12,7 +12,8 @@ import structlog
 from proxy.core import settle
 from proxy.core.decide import state as by_state
 from proxy.core.model import Lost, NotSent
-from proxy.core.operation import Event, Kind, evolve, evolve_all
+from proxy.core.operation import Event, Kind
+from proxy.core.transitions import evolve, evolve_all
 from proxy.engine import Engine
 from proxy.ledger.base import Change
 from tests.crash.matrix import KINDS, LIVES, World, lives, violations, worlds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation
+from proxy.core.transitions import evolve_all
 
 T = 1_000_000.0  # when the operation was created, by the wall clock
 INTENT = Intent("whole", "core", upstream_key="k", valid_for=86_400.0, body_sha256="b")

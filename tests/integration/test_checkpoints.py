@@ -15,7 +15,8 @@ import aiohttp
 import pytest
 
 from proxy.core.identity import encode_part
-from proxy.core.operation import Event, Kind, evolve
+from proxy.core.operation import Event, Kind
+from proxy.core.transitions import evolve
 from proxy.drill.toyapi import ToyApi
 from proxy.ledger.base import Change
 from tests.fakes.whole import Door, toy_rules, whole

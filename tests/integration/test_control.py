@@ -19,7 +19,8 @@ from proxy.config import Address
 from proxy.control.api import Control
 from proxy.control.tokens import Holder, Role, Tokens, TokensUnusable, read_or_make
 from proxy.core.model import Body, Request
-from proxy.core.operation import Event, Intent, Kind, Operation, State, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation, State
+from proxy.core.transitions import evolve_all
 from proxy.errors import CODES, ServiceError
 from proxy.ledger.base import Change, Query
 from proxy.ledger.memory import MemoryLedger

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.core.model import Answer, Body, Request
-from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation
+from proxy.core.transitions import evolve_all
 from proxy.ledger.base import Change
 
 KEY = bytes(range(32))

@@ -16,7 +16,8 @@ from proxy import notify
 from proxy.console import words
 from proxy.core.model import Lost, NotSent, Request
 from proxy.core.notice import CALLER_SECONDS, FOR_A_PERSON, KINDS, TYPES
-from proxy.core.operation import Event, Kind, State, evolve
+from proxy.core.operation import Event, Kind, State
+from proxy.core.transitions import evolve
 from proxy.ledger.base import Change, LedgerError
 from proxy.metrics import Metrics
 from proxy.notify import Notifier, Receiver, signatures

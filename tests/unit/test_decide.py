@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.decide import Answer, Forward, Hold, Reconcile, Refuse, RequestApproval, bind
-from proxy.core.operation import Event, Kind, Operation, evolve, evolve_all
+from proxy.core.operation import Event, Kind, Operation
+from proxy.core.transitions import evolve, evolve_all
 from tests.fakes.operations import (
     T,
     absent,

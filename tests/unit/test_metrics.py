@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from proxy.core.operation import Event, Intent, Kind, Operation, evolve_all
+from proxy.core.operation import Event, Intent, Kind, Operation
+from proxy.core.transitions import evolve_all
 from proxy.ledger.base import Gap
 from proxy.metrics import MAX_PAIRS, Metrics
 

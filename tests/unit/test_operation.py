@@ -7,20 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.operation import (
-    NOTES,
-    TRANSITIONS,
-    End,
-    Event,
-    IllegalTransition,
-    Intent,
-    Kind,
-    Operation,
-    State,
-    changed,
-    evolve,
-    evolve_all,
-)
+from proxy.core.operation import End, Event, Intent, Kind, Operation, State, changed
+from proxy.core.transitions import NOTES, TRANSITIONS, IllegalTransition, evolve, evolve_all
 
 NEW = Operation(
     run="r",

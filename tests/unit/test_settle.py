@@ -10,9 +10,10 @@ import pytest
 from proxy.core.classify import Verdict
 from proxy.core.conditions import Condition
 from proxy.core.model import EMPTY, Answer, Answered, Denied, Lost, NotSent
-from proxy.core.operation import End, Event, Kind, Operation, State, evolve_all
+from proxy.core.operation import End, Event, Kind, Operation, State
 from proxy.core.rules import AnswerLine, Endpoint, KeySpec, Lookup
 from proxy.core.settle import abandoned, attempt_ended
+from proxy.core.transitions import evolve_all
 from tests.fakes.operations import T, lost, operation, started, tries
 
 KEY = KeySpec("header", "Idempotency-Key")
