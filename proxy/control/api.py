@@ -103,7 +103,9 @@ def _add(
     application: web.Application, routes: Sequence[Route], tokens: Tokens, runs: RunTokens
 ) -> None:
     for route in routes:
-        application.router.add_route(route.method, route.path, guarded(route, tokens, runs))
+        # By itself a parameter takes no braces, and a run's name may have some.
+        path = route.path.replace("{run}", "{run:[^/]+}").replace("{id}", "{id:[^/]+}")
+        application.router.add_route(route.method, path, guarded(route, tokens, runs))
 
 
 async def _openapi(_request: web.Request, _: Holder) -> web.Response:

@@ -122,8 +122,12 @@ def whole_number(
     text = request.query.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+    if not (text.isascii() and text.isdigit()):
         raise ServiceError("bad-request", f"{name} must be a whole number.")
+    if len(text) > 18:
+        if most is None:
+            raise ServiceError("bad-request", f"{name} must have at most 18 digits.")
+        return most
     if int(text) < least:
         raise ServiceError("bad-request", f"{name} must be {least} or more.")
     return min(int(text), most) if most else int(text)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
+from proxy.core.identity import BadIdentity, Sources, identify
 from proxy.errors import ServiceError
 
 TEXT_MAX = 2_000  # characters: a reason is a sentence or a link, kept in the history for ever
@@ -31,6 +33,22 @@ class Reading:
             return None
         return value
 
+    def run(self, name: str, *, most: int) -> str | None:
+        """The name of a run, as a call can give it."""
+        value = self.body.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value or len(value) > most or not _readable(value):
+            self.problems.append(f"{name}: must be a text of at most {most} characters")
+            return None
+        try:
+            found = identify(Sources(run=quote(value, safe=""))).run
+        except BadIdentity:
+            found = None
+        if found is None:
+            self.problems.append(f"{name}: no call can name such a run: use printable text")
+        return found
+
     def truth(self, name: str) -> bool:
         value = self.body.get(name, False)
         if not isinstance(value, bool):
@@ -42,12 +60,11 @@ class Reading:
         value = self.body.get(name)
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # 50.0 is a whole number in JSON
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**12:
+        found = whole(value)
+        if found is None or not 0 <= found <= 10**12:
             self.problems.append(f"{name}: must be a whole number, 0 or more")
             return None
-        return value
+        return found
 
     def word(self, name: str, words: tuple[str, ...], default: str) -> str:
         value = self.body.get(name, default)
@@ -60,6 +77,13 @@ class Reading:
         """Raises ServiceError with all that is wrong."""
         if self.problems:
             raise ServiceError("bad-request", "; ".join(self.problems), self.problems)
+
+
+def whole(value: object) -> int | None:
+    """A whole number as JSON has them: 50.0 is one."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _readable(value: str) -> bool:

@@ -10,6 +10,7 @@ import orjson
 
 from proxy.core.model import Answer, Body, Headers
 from proxy.errors import ServiceError
+from proxy.service.bodies import whole
 
 RESOLUTIONS: Final = ("happened", "did_not_happen", "abandoned")
 TEXT_MAX: Final = 2_000  # evidence is a sentence or a link, kept in the history for ever
@@ -41,8 +42,8 @@ def read_resolution(body: object, by: str) -> Resolution:
     if word not in RESOLUTIONS:
         problems.append(f"as: must be one of {', '.join(RESOLUTIONS)}")
     texts = {name: _text(body, name, problems) for name in ("external_id", "evidence", "by")}
-    revision = body.get("revision")
-    if revision is not None and (isinstance(revision, bool) or not isinstance(revision, int)):
+    revision = whole(body.get("revision"))
+    if revision is None and body.get("revision") is not None:
         problems.append("revision: must be the number that the operation showed")
     answer = _answer(body.get("response"), problems)
     if word != "happened" and (answer is not None or texts["external_id"]):
@@ -81,8 +82,8 @@ def _answer(value: object, problems: list[str]) -> Answer | None:
         for name in value
         if name not in ("status", "headers", "body")
     ]
-    status = value.get("status", 200)
-    if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status < 400:
+    status = whole(value.get("status", 200))
+    if status is None or not 200 <= status < 400:
         problems.append("response.status: must be from 200 to 399, as the effect is there")
         return None
     headers = _headers(value.get("headers"), problems)

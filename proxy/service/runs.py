@@ -73,9 +73,9 @@ class RunService:
     async def begin(self, body: object, by: str) -> dict[str, Any]:
         """Begin a run, or come back to it; with a token for its calls."""
         reading = Reading(body, ("run", "input_digest", "parent"), '{"run": "case-1"}')
-        name = reading.text("run", most=NAME_MAX)
+        name = reading.run("run", most=NAME_MAX)
         digest = reading.text("input_digest", most=200)
-        parent = reading.text("parent", most=NAME_MAX)
+        parent = reading.run("parent", most=NAME_MAX)
         reading.end()
         new = name is None
         run = encode_part(name if name is not None else f"run-{secrets.token_hex(8)}")

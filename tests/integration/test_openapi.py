@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -197,3 +198,18 @@ def test_a_description_that_says_something_else_is_found_out(made: Filled, tmp_p
     )
     assert done.returncode == 1
     assert "[404] Not Found" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["-", "", "a\nb", "a\x87b", "\x7f", 5])
+def test_no_run_is_begun_that_no_call_can_name(made: Filled, name: object) -> None:
+    for body in ({"run": name}, {"run": "fine", "parent": name}):
+        assert made.ask("POST", "/v1/runs", body, made.tokens["operator"])[0] == 400
+
+
+@pytest.mark.parametrize("name", ["a{b}", "{run}", "a/b", "a%2Fb", "a b", "..", ".", "a?b#c", "é"])
+def test_every_run_that_a_call_can_name_is_found(made: Filled, name: str) -> None:
+    token = made.operator("POST", "/v1/runs", {"run": name})["token"]
+    at = f"/v1/runs/{quote(name, safe='')}"
+    assert made.operator("GET", at)["epoch"] == 1
+    assert made.ask("GET", f"{at}/budget", None, token)[0] == 200
+    assert made.ask("GET", f"{at}/budget", None, made.tokens["agent"])[0] == 403
