@@ -460,6 +460,12 @@ APPROVAL = """    match: POST /messages
 """
 
 
+def asking(url: str) -> str:
+    """The toy API's rules, by which every message waits for a person."""
+    lines = [line for line in toy_rules(url).splitlines() if not line.startswith("    approval:")]
+    return "\n".join(lines).replace("    match: POST /messages\n", APPROVAL) + "\n"
+
+
 async def at_the_console(door: Door, browser: Watched) -> None:
     token = json.loads((door.state_dir / "tokens.json").read_text())["operator"]
     await browser.sign_in(token)
@@ -468,7 +474,7 @@ async def at_the_console(door: Door, browser: Watched) -> None:
 async def test_a_granted_call_is_sent_once_when_it_comes_again(
     chromium: Any, toy: ToyApi, tmp_path: Path
 ) -> None:
-    rules = toy_rules(toy.url).replace("    match: POST /messages\n", APPROVAL)
+    rules = asking(toy.url)
     async with (
         whole(tmp_path, rules) as door,
         watched(chromium, f"http://127.0.0.1:{door.control}") as browser,
@@ -493,7 +499,7 @@ async def test_a_granted_call_is_sent_once_when_it_comes_again(
 async def test_a_denied_call_is_never_sent_and_its_agent_is_told_why(
     chromium: Any, toy: ToyApi, tmp_path: Path
 ) -> None:
-    rules = toy_rules(toy.url).replace("    match: POST /messages\n", APPROVAL)
+    rules = asking(toy.url)
     async with (
         whole(tmp_path, rules) as door,
         watched(chromium, f"http://127.0.0.1:{door.control}") as browser,
