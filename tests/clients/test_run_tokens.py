@@ -72,7 +72,8 @@ def test_node_carries_it(strict: World) -> None:
 
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
-@pytest.mark.parametrize("client", ["fetch", pytest.param("https", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["fetch", "https"])
 def test_tool_calls_in_node_keep_it_beside_their_step(strict: World, client: str) -> None:
     url = strict.upstream["things"].https + f"/v1/things/steps-{client}"
     done = strict.run(
@@ -115,7 +116,10 @@ def test_tool_calls_in_python_keep_it_beside_their_step(strict: World) -> None:
 
 
 @pytest.mark.skipif(CURL is None, reason="curl is not installed")
-@pytest.mark.parametrize(("way", "step"), [("http", "pay:now 1"), ("https", "auto")])
+@pytest.mark.parametrize(
+    ("way", "step"),
+    [("http", "pay:now 1"), pytest.param("https", "auto", marks=pytest.mark.slow)],
+)
 def test_curl_carries_it(strict: World, way: str, step: str) -> None:
     target = f"/v1/things/curl/{way}/{step[:3]}"
     url = getattr(strict.upstream["things"], way) + target

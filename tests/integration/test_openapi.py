@@ -176,6 +176,7 @@ def test_generated_requests_of_all_phases_get_what_is_described(tmp_path: Path) 
         assert int(re.search(r"(\d+) generated", told)[1]) > 1500  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_description_that_says_something_else_is_found_out(made: Filled, tmp_path: Path) -> None:
     """The control: one status that the API gives is taken out."""
     description: dict[str, Any] = with_data(made)
