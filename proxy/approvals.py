@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
 
 from proxy.clock import Clock
 from proxy.core.approval import request_digest
@@ -34,30 +33,25 @@ def allowed(operation: Operation) -> bool:
 def must_be_approved(operation: Operation, request: Request) -> None:
     """The last look before the intent. Raises NotAsApproved."""
     approval = operation.approval
-    if approval is None or not allowed(operation):
+    if approval is None or not approval.given:
         return
     if request_digest(operation, request) != approval.digest:
         raise NotAsApproved(operation)
 
 
 class Approvals:
-    """``on_change`` is told of every operation whose approval was asked for or decided."""
+    """The calls that are held, and the end of approvals that nobody used."""
 
     def __init__(self, ledger: Ledger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
         self._waiting: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
-        self.on_change: Callable[[Operation], None] = lambda operation: None
-
-    def asked(self, operation: Operation) -> None:
-        self.on_change(operation)
 
     def decided(self, operation: Operation) -> None:
         """Wake the calls that are held for it."""
         for future in self._waiting.get(operation.base, ()):
             if not future.done():
                 future.set_result(None)
-        self.on_change(operation)
 
     async def expire(self) -> int:
         """Write down which of those that nobody leans on yet have run out; how many. One that was

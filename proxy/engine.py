@@ -370,7 +370,6 @@ class Engine:
             Change(evolve_all(operation, events), events, request=_as_kept(operation, request))
         )
         log.warning("waits for an approval", operation=after.key, endpoint=bound.endpoint.title)
-        self.approvals.asked(after)
 
     async def _attempt(
         self, flight: Flight, bound: Bound, operation: Operation, outgoing: Request

@@ -34,8 +34,6 @@ class Unit(enum.StrEnum):
 Amounts = Mapping[str, int]
 """By ``Unit``."""
 
-NOTHING: Amounts = {}
-
 
 @frozen
 class Revocation:
