@@ -9,12 +9,15 @@ Decimal.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.resolver import Resolver
 
 from proxy.rulefile.problems import Problems, Where
 
@@ -52,14 +55,14 @@ class _Refused(yaml.YAMLError):
         self.column = event.start_mark.column + 1 if event.start_mark else 1
 
 
-class _Composer(yaml.SafeLoader):
-    """The safe loader's composer with bounds. Nothing is ever constructed from it."""
+class _Bounded(Composer):
+    """The composer with bounds. Nothing is ever constructed from it."""
 
     depth = 0
     aliases = 0
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+    def compose_node(self: Any, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()
         if self.check_event(yaml.AliasEvent):
             self.aliases += 1
             if self.aliases > ALIASES:
@@ -68,9 +71,34 @@ class _Composer(yaml.SafeLoader):
         if self.depth > DEPTH:
             raise _Refused(event, f"nested deeper than {DEPTH} levels")
         try:
-            return super().compose_node(parent, index)
+            return Composer.compose_node(self, parent, index)
         finally:
             self.depth -= 1
+
+
+class _Composer(_Bounded, yaml.SafeLoader):
+    """With Python's parser, whose messages can be told to people."""
+
+
+QUICK: Any = None  # the same with libyaml's parser, in a seventh of the time, where there is one
+if yaml.__with_libyaml__:
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]
+
+    class _Quick(_Bounded, CParser, Resolver):
+        def __init__(self, text: str) -> None:
+            CParser.__init__(self, text)
+            Composer.__init__(self)
+            Resolver.__init__(self)
+
+    QUICK = _Quick
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The one document of a text. Raises YAMLError."""
+    if QUICK is not None:
+        with contextlib.suppress(yaml.YAMLError):  # it is read again for the message
+            return QUICK(text).get_single_node()  # type: ignore[no-any-return]
+    return _Composer(text).get_single_node()
 
 
 def read(text: str, problems: Problems) -> Any:
@@ -80,8 +108,7 @@ def read(text: str, problems: Problems) -> Any:
         problems.at(1, 1, f"the file is larger than {FILE_SIZE} bytes")
         return None
     try:
-        # An own subclass of SafeLoader, used to compose only.
-        node = _Composer(text).get_single_node()
+        node = compose(text)
     except _Refused as error:
         problems.at(error.line, error.column, str(error))
         return None
@@ -163,7 +190,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node) -> Any:
         text = str(node.value)
-        if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        if not isinstance(node, yaml.ScalarNode) or node.style:
             return text
         if text in ("", "~", "null"):
             return None
@@ -186,4 +213,4 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 
 
 def _empty(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value == ""
+    return isinstance(node, yaml.ScalarNode) and not node.style and node.value == ""

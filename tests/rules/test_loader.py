@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from proxy.core.matching import RuleSet
-from proxy.rulefile import RuleErrors, json_schema, load
+from proxy.rulefile import RuleErrors, json_schema, load, yamltext
 from proxy.rulefile.explain import explain
 from proxy.rulefile.loader import load_file, load_files, load_text
+from proxy.rulefile.problems import Problems
 from proxy.rulefile.testing import run_examples
 
 EVERYTHING = Path(__file__).with_name("everything.yaml")
+SHIPPED = Path(__file__).parents[2] / "rules"
 HEAD = "hosts: [api.acme.test]\nsource: https://docs.test\nconfidence: {}\n"
 
 
@@ -271,3 +273,19 @@ def test_a_call_is_explained() -> None:
     assert "refused" in dict(explain(rules, "POST", "https://api.acme-pay.test/a/../b"))
     with pytest.raises(ValueError, match="URL"):
         explain(rules, "POST", "nonsense")
+
+
+def test_libyaml_reads_the_same_as_the_parser_that_gives_the_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if yamltext.QUICK is None:
+        pytest.skip("PyYAML is without libyaml here")
+    texts = [path.read_text() for path in [EVERYTHING, *sorted(SHIPPED.glob("*.yaml"))]]
+    quick = [_values_and_places(text) for text in texts]
+    monkeypatch.setattr(yamltext, "QUICK", None)
+    assert [_values_and_places(text) for text in texts] == quick
+
+
+def _values_and_places(text: str) -> object:
+    problems = Problems("rules")
+    return yamltext.read(text, problems), problems.marks, problems.errors
