@@ -1,4 +1,4 @@
-"""A test CA, and a certificate of it for the upstream."""
+"""A test CA, and certificates of it for what stands upstream."""
 
 from __future__ import annotations
 
@@ -16,32 +16,52 @@ Key = ec.EllipticCurvePrivateKey
 
 def make(folder: Path) -> tuple[Path, Path]:
     """Files: the CA's certificate; the server's certificate with its key."""
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca = _builder("onceproxy test CA", ca_key).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
-    signed = ca.issuer_name(_name("onceproxy test CA")).sign(ca_key, hashes.SHA256())
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    leaf = (
-        _builder("localhost", key)
-        .issuer_name(signed.subject)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+    authority = Authority(folder)
+    return authority.file, authority.certificate("localhost", "127.0.0.1")
+
+
+class Authority:
+    """A CA that certifies any name. ``file``: its certificate."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
+        self.file = folder / "upstream-ca.pem"
+        made = _builder("onceproxy test CA", self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        .sign(ca_key, hashes.SHA256())
-    )
-    ca_file, server_file = folder / "upstream-ca.pem", folder / "upstream.pem"
-    ca_file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    server_file.write_bytes(
-        leaf.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+        signed = made.issuer_name(_name("onceproxy test CA")).sign(self._key, hashes.SHA256())
+        self.file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+
+    def certificate(self, *names: str) -> Path:
+        """A server's certificate with its key; an address is a name too."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        leaf = (
+            _builder(names[0], key)
+            .issuer_name(_name("onceproxy test CA"))
+            .add_extension(x509.SubjectAlternativeName([*map(_alternative, names)]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
         )
-    )
-    return ca_file, server_file
+        file = self._folder / f"{names[0]}.pem"
+        file.write_bytes(
+            leaf.public_bytes(serialization.Encoding.PEM)
+            + key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        return file
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _name(text: str) -> x509.Name:

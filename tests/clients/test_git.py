@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.clients.certificates import make
-from tests.clients.world import World
+from tests.clients.world import Proxied
 from tests.fakes.served import FREE_PORTS, environment, served
 
 GIT = shutil.which("git")
@@ -139,7 +139,7 @@ def _cgi(root: Path, method: str, path: str, query: str, fields: Any, body: byte
 @dataclass(frozen=True)
 class Site:
     forge: Forge
-    world: World
+    world: Proxied
     environ: Mapping[str, str]
     clone: Path
 
@@ -162,7 +162,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         config = tmp_path / "config.yaml"
         config.write_text(f'upstream: {{ca_file: {ca}}}\negress: {{allow: ["{host}"]}}\n')
         with served(tmp_path / "state", "--config", str(config), *FREE_PORTS) as proxy:
-            w = World(proxy, None, "", tmp_path / "state" / "ca" / "ca.pem")  # type: ignore[arg-type]
+            w = Proxied(proxy, tmp_path / "state" / "ca" / "ca.pem")
             environ = w.environ("release-7", "publish")
             git(tmp_path, "clone", "-q", made.url, "work", environ=environ)
             yield Site(made, w, environ, tmp_path / "work")

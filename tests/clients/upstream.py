@@ -130,12 +130,19 @@ def upstream(names: list[str], certificate: Path) -> Iterator[Upstream]:
 
 @contextmanager
 def _serve(made: Upstream, site: str, context: ssl.SSLContext | None) -> Iterator[int]:
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     server.made, server.site = made, site
     if context is not None:
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
+    with running(server) as port:
+        yield port
+
+
+@contextmanager
+def running(server: http.server.ThreadingHTTPServer) -> Iterator[int]:
+    """It serves in a thread; the port."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -146,7 +153,7 @@ def _serve(made: Upstream, site: str, context: ssl.SSLContext | None) -> Iterato
         server.server_close()
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     made: Upstream
     site: str
@@ -155,14 +162,20 @@ class _Server(http.server.ThreadingHTTPServer):
         """A client that goes away is no news."""
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+    server: Server
+
+    def take(self, arrival: Arrival) -> Answer | None:
+        return self.server.made.take(arrival)
+
+    def pause(self) -> Pause | None:
+        return self.server.made.pauses.get(self.path)
 
     def _serve(self) -> None:
         headers = tuple(self.headers.items())
-        made, site = self.server.made, self.server.site
-        answer = made.take(Arrival(site, self.command, self.path, headers, self._body()))
+        arrival = Arrival(self.server.site, self.command, self.path, headers, self._body())
+        answer = self.take(arrival)
         if answer is None:
             self.close_connection = True
             return
@@ -174,12 +187,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
     def _stream(self, answer: Answer) -> None:
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pause = self.server.made.pauses.get(self.path)
+        pause = self.pause()
         for number, piece in enumerate((answer.body, answer.rest)):
             if number and pause is not None:
                 pause.ended.append(pause.gate.wait(WAIT_SECONDS))
@@ -197,7 +211,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _serve
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -89,21 +89,11 @@ class Way:
 
 
 @dataclass
-class World:
-    proxy: Served
-    upstream: Upstream
-    gateway: str  # HOST:PORT of the listener that leads to things over https
-    _ca: Path
+class Proxied:
+    """A proxy process, the ways into it, and what it knows."""
 
-    def way(self, name: str, run: str, step: str | None, site: str = "things") -> Way:
-        """``absolute``: proxy variables, http. ``tunnel``: proxy variables, https. ``gateway``: a
-        base URL that names run and step, and no proxy variables."""
-        at = self.upstream[site]
-        if name == "gateway":
-            who = f"/as/{quote(run, safe='')}/{quote(step, safe='')}" if step else ""
-            return Way(f"http://{self.proxy.listen}{who}/via/{at.https.replace('://', '/')}", {})
-        base = {"absolute": at.http, "tunnel": at.https}[name]
-        return Way(base, self.environ(run, step))
+    proxy: Served
+    ca: Path = field(repr=False)  # the certificate of the proxy's own CA
 
     def environ(self, run: str, step: str | None) -> dict[str, str]:
         """The variables that ``onceproxy run`` sets, and no others; the CA without the machine's
@@ -114,7 +104,7 @@ class World:
             control=parse_address(self.proxy.control),
             run=run,
             step=step,
-            bundle=self._ca,
+            bundle=self.ca,
             helpers=HELPERS,
         )
 
@@ -164,6 +154,22 @@ class World:
             body = response.read()
         assert isinstance(body, bytes)
         return body
+
+
+@dataclass
+class World(Proxied):
+    upstream: Upstream
+    gateway: str  # HOST:PORT of the listener that leads to things over https
+
+    def way(self, name: str, run: str, step: str | None, site: str = "things") -> Way:
+        """``absolute``: proxy variables, http. ``tunnel``: proxy variables, https. ``gateway``: a
+        base URL that names run and step, and no proxy variables."""
+        at = self.upstream[site]
+        if name == "gateway":
+            who = f"/as/{quote(run, safe='')}/{quote(step, safe='')}" if step else ""
+            return Way(f"http://{self.proxy.listen}{who}/via/{at.https.replace('://', '/')}", {})
+        base = {"absolute": at.http, "tunnel": at.https}[name]
+        return Way(base, self.environ(run, step))
 
     def assert_once(self, first: Seen, second: Seen, *, key: str, target: str) -> None:
         """Two calls, one effect: the second is the recorded answer of the first."""
@@ -217,7 +223,7 @@ def world(folder: Path, *, all_ruled: bool = False, more: str = "") -> Iterator[
             CONFIG.format(ca=ca_file, hosts=allowed, gateway=gateway, to=api["things"].https) + more
         )
         with served(folder / "state", "--config", str(config), *FREE_PORTS) as proxy:
-            yield World(proxy, api, gateway, folder / "state" / "ca" / "ca.pem")
+            yield World(proxy, folder / "state" / "ca" / "ca.pem", api, gateway)
 
 
 def free_port() -> int:
@@ -233,10 +239,11 @@ def lines(environ: Mapping[str, str], *command: str) -> list[Any]:
     return [json.loads(line) for line in output(list(command), environ).splitlines()]
 
 
-def output(command: list[str], environ: Mapping[str, str]) -> bytes:
+def output(command: list[str], environ: Mapping[str, str], cwd: Path | None = None) -> bytes:
     """What a command prints; a failure is the test's."""
+    named = {**environment(), **environ}
     done = subprocess.run(
-        command, env={**environment(), **environ}, capture_output=True, timeout=100, check=False
+        command, env=named, cwd=cwd, capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
