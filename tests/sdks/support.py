@@ -53,7 +53,7 @@ from proxy.core.identity import encode_part
 from tests.clients.certificates import Authority
 from tests.clients.fleet import NODE_CLIENTS
 from tests.clients.world import NODE, Proxied, output
-from tests.fakes.served import FREE_PORTS, served
+from tests.fakes.served import FREE_PORTS, served, until
 from tests.sdks.recorder import LOST, Api, Recorder, recorder, reply
 
 __all__ = ["LOST", "Api", "Sdk", "needs_node", "reply"]
@@ -145,7 +145,8 @@ class Sdk(Proxied):
         assert (known["state"], known["attempts"]) == ("succeeded", 1), known
         if external_id is not None:
             assert known["external_id"] == external_id
-        assert self.events(key).count("Replayed") == replays, self.events(key)
+        # The note of a replay is written after the answer.
+        until(lambda: self.events(key).count("Replayed") == replays, seconds=10)
         return key
 
     def assert_reconciled(
