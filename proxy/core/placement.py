@@ -7,6 +7,8 @@ changed: the caller then knows that no lookup will find this marker.
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -16,8 +18,15 @@ from proxy.core.matching import Match, readings
 from proxy.core.model import Body, Headers, Request, header, without
 from proxy.core.paths import parse_steps
 from proxy.core.rules import KeySpec, Marker
-from proxy.core.splice import CannotSplice, read_member, read_pair, write_member, write_pair
-from proxy.core.templates import Template
+from proxy.core.splice import (
+    CannotSplice,
+    read_member,
+    read_pair,
+    write_element,
+    write_member,
+    write_pair,
+)
+from proxy.core.templates import Template, ValueMissing, render_structure
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -51,6 +60,10 @@ def put_marker(
 ) -> Request:
     """The request with the marker's text, and with ``also`` where the caller left it out. Raises
     CannotPlace, also where a value of the caller's own is kept."""
+    if marker.element is not None:
+        return _with_element(request, marker, {**names, "key": text})
+    if marker.message is not None:
+        return _with_field(request, marker, marker.message, text)
     existing = _read(request, marker.place, marker.name, match)
     if marker.append is not None:
         text = _appended(existing, marker.append, text, names)
@@ -71,6 +84,50 @@ def _appended(existing: Any, append: Template, text: str, names: Mapping[str, An
     if not isinstance(tail, str):
         raise CannotPlace("the text to append lacks a value")
     return existing if existing.endswith(tail) else existing + tail
+
+
+def _with_element(request: Request, marker: Marker, names: Mapping[str, Any]) -> Request:
+    text = _body_text(request)
+    if _as_form(request, marker.place):
+        raise CannotPlace("the body is a form, which has no lists")
+    try:
+        element = render_structure(marker.element, None, names)
+        steps = _steps(marker.place, marker.name)
+        written = write_element(text if text.strip() else "{}", steps, element)
+    except (CannotSplice, ValueMissing) as error:
+        raise CannotPlace(str(error)) from None
+    return _with_body(request, written, JSON)
+
+
+def _with_field(request: Request, marker: Marker, member: str, value: str) -> Request:
+    """The request with a header field in front of those of a message (RFC 5322) that the body
+    holds in base64, as the mail APIs take them."""
+    encoded = _read(request, "json", member, None)
+    if not isinstance(encoded, str):
+        raise CannotPlace(f"there is no message in {member}")
+    url_safe = not set("+/").intersection(encoded)
+    try:
+        data = b64decode(encoded.translate(_STANDARD) + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        raise CannotPlace(f"what {member} holds is no base64") from None
+    head, blank, _ = data.replace(b"\r\n", b"\n").partition(b"\n\n")
+    if not blank or not _FIELD.match(head):
+        raise CannotPlace(f"what {member} holds is no message")
+    for line in head.split(b"\n"):
+        if line.lower().startswith(marker.name.lower().encode() + b":"):
+            if line.partition(b":")[2].strip() == value.encode():
+                return request
+            raise CannotPlace(f"the caller's own value in {marker.name} is kept")
+    end = b"\r\n" if b"\r\n" in data else b"\n"
+    marked = b64encode(f"{marker.name}: {value}".encode() + end + data).decode()
+    if url_safe:
+        marked = marked.translate(_URL_SAFE)
+    return _write(request, "json", member, marked, None)
+
+
+_STANDARD = str.maketrans("-_", "+/")
+_URL_SAFE = str.maketrans("+/", "-_")
+_FIELD = re.compile(rb"[!-9;-~]+[ \t]*:")  # how a message begins
 
 
 def _read(request: Request, place: str, name: str, match: Match | None) -> Any:

@@ -40,11 +40,13 @@ class KeySpec:
 class Marker:
     """Text that names the operation, written into the request so that a lookup can find it."""
 
-    place: str  # header | query | path | json | form | body
+    place: str  # header | query | path | json | form | body | mime
     name: str
     rendering: str = "raw"
     max_length: int = 500
     append: Template | None = None  # added to a text field instead of replacing it
+    element: Any = None  # a structure of templates, added to the list at ``name``
+    message: str | None = None  # of mime: the member that holds the message, in base64
     existing: str = "keep"  # a value of the caller in that place: keep | replace
     also: Mapping[str, str] = field(default_factory=dict)
 

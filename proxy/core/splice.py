@@ -48,6 +48,23 @@ def write_member(text: str, steps: Sequence[str], value: Any) -> str:
     return text[:at] + ("" if empty else ",") + member + text[at:]
 
 
+def write_element(text: str, steps: Sequence[str], element: Any) -> str:
+    """The text with the element at the end of the list at the steps, which is made where it is
+    missing or null; as it is where the list has it. Raises CannotSplice as ``write_member``
+    does."""
+    span = _find(text, steps)[0]
+    present = None if span is None else _decode(text, span[0])[0]
+    if span is None or present is None:
+        return write_member(text, steps, [element])
+    if not isinstance(present, list):
+        raise CannotSplice(f"{'.'.join(steps)} is no list")
+    if element in present:
+        return text
+    end = span[1] - 1
+    new = ("," if present else "") + json.dumps(element, ensure_ascii=False)
+    return text[:end] + new + text[end:]
+
+
 Span = tuple[int, int]
 
 

@@ -366,6 +366,7 @@ class _Compiler:
         )
         if marker.append is not None and "{key}" not in marker.append:
             self.problems.error((*where, "append"), "must contain {key}, for a lookup to find")
+        element = self._element(marker, reader, where)
         for name in marker.also:
             self._place(marker.in_, name, (*where, "also", name), None)
         return rules.Marker(
@@ -374,9 +375,30 @@ class _Compiler:
             rendering=marker.as_,
             max_length=marker.max_length,
             append=append,
+            element=element,
+            message=marker.message,
             existing=marker.existing,
             also=dict(marker.also),
         )
+
+    def _element(self, marker: schema.Marker, reader: Reader, where: Where) -> Any:
+        """What is added to a list, and whether the words of this marker go together."""
+        if (marker.in_ == "mime") != (marker.message is not None):
+            self.problems.error(where, "`in: mime` and `message:` need each other")
+        if marker.message is not None:
+            self._place("json", marker.message, (*where, "message"), None)
+        if marker.append is not None and marker.in_ == "mime":
+            self.problems.error(where, "a header field is written whole, without `append`")
+        if marker.element is None:
+            return None
+        if marker.in_ not in ("json", "body", "graphql") or marker.append is not None:
+            self.problems.error(where, "`element` is added to a list in JSON, without `append`")
+        element = Reader(self.problems, ("key",), reader.params).structure(
+            marker.element, (*where, "element")
+        )
+        if not any(p.root == "key" for p in placeholders_of(element)):
+            self.problems.error((*where, "element"), "must contain {key}, for a lookup to find")
+        return element
 
     def _place(self, place: str, name: str, where: Where, match: Match | None) -> None:
         if place in ("json", "body", "graphql"):

@@ -123,11 +123,15 @@ class Match(Model):
 class Marker(Model):
     """Text that names the operation, written into the request for a lookup to find."""
 
-    in_: Literal["header", "query", "path", "json", "form", "body", "graphql"] = Field(alias="in")
+    in_: Literal["header", "query", "path", "json", "form", "body", "graphql", "mime"] = Field(
+        alias="in"
+    )
     name: str
     as_: Rendering = Field(default="raw", alias="as")
     max_length: int = Field(default=500, ge=8)
     append: str | None = None
+    element: dict[str, Any] | None = None
+    message: str | None = None
     existing: Literal["replace", "keep"] = "keep"
     also: dict[str, str] = Field(default_factory=dict)
 

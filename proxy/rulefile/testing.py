@@ -227,6 +227,9 @@ class _Example:
         if isinstance(wanted, dict) and isinstance(given, dict):
             for name, value in wanted.items():
                 self._contains(f"{where}.{name}", value, given.get(name), prepared)
+        elif isinstance(wanted, list) and isinstance(given, list) and len(wanted) == len(given):
+            for index, (value, inside) in enumerate(zip(wanted, given, strict=True)):
+                self._contains(f"{where}[{index}]", value, inside, prepared)
         elif isinstance(wanted, str):
             self._equal(where, wanted, given, prepared)
         elif wanted != given:

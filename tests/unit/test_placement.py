@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from proxy.core.matching import Match
 from proxy.core.model import Body, Headers, Request
 from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.rules import KeySpec, Marker
-from proxy.core.templates import parse_template
+from proxy.core.templates import parse_structure, parse_template
 from proxy.rulefile.patterns import request_line
 
 JSON = (("Content-Type", "application/json"),)
@@ -190,6 +191,86 @@ def test_an_appended_marker_follows_the_text_once() -> None:
     marked = put_marker(call(b'{"body": "hi \\u2603"}'), marker, "M1", {})
     assert json.loads(text(marked)) == {"body": "hi ☃\n\n<!-- M1 -->"}
     assert put_marker(marked, marker, "M1", {}) == marked
+
+
+LISTED = Marker(
+    "json", "fields.text", element=parse_structure({"name": "op", "value": "{key}"}, ("key",))
+)
+ELEMENT = {"name": "op", "value": "M1"}
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (b"", [ELEMENT]),
+        (b'{"fields": null}', [ELEMENT]),
+        (b'{"fields": {"text": []}}', [ELEMENT]),
+        (b'{"fields": {"text": null}}', [ELEMENT]),
+        (b'{"fields": {"text": [ {"name": "a"} ] }}', [{"name": "a"}, ELEMENT]),
+    ],
+)
+def test_a_marker_is_an_element_more_of_a_list(body: bytes, fields: list[Any]) -> None:
+    marked = put_marker(call(body), LISTED, "M1", {})
+
+    assert json.loads(text(marked)) == {"fields": {"text": fields}}
+    assert put_marker(marked, LISTED, "M1", {}) == marked
+
+
+@pytest.mark.parametrize("body", [b'{"fields": {"text": {}}}', b'{"fields": "x"}', b"[]"])
+def test_what_is_no_list_gets_no_element(body: bytes) -> None:
+    with pytest.raises(CannotPlace):
+        put_marker(call(body), LISTED, "M1", {})
+
+
+def test_a_form_gets_no_element() -> None:
+    marker = Marker("body", "fields", element=LISTED.element)
+    with pytest.raises(CannotPlace, match="no lists"):
+        put_marker(call(b"a=1", FORM), marker, "M1", {})
+
+
+MAIL = Marker("mime", "X-Op", message="message.raw")
+LINES = b"To: a@b.test\r\nSubject: \xc3\xbc?>\r\n\r\nhi\r\n"
+
+
+def mail(message: bytes, encode: Any = base64.urlsafe_b64encode) -> Request:
+    return call(json.dumps({"message": {"raw": encode(message).decode()}}).encode())
+
+
+def sent(request: Request) -> bytes:
+    raw = json.loads(text(request))["message"]["raw"]
+    return base64.b64decode(raw, b"-_" if set("-_") & set(raw) else b"+/", validate=True)
+
+
+@pytest.mark.parametrize("encode", [base64.urlsafe_b64encode, base64.b64encode])
+@pytest.mark.parametrize("lines", [LINES, LINES.replace(b"\r\n", b"\n")])
+def test_a_mail_in_base64_gets_a_header_field(encode: Any, lines: bytes) -> None:
+    marked = put_marker(mail(lines, encode), MAIL, "M1", {})
+
+    end = b"\r\n" if b"\r" in lines else b"\n"
+    assert sent(marked) == b"X-Op: M1" + end + lines
+    assert put_marker(marked, MAIL, "M1", {}) == marked
+
+
+def test_base64_without_its_padding_is_read_too() -> None:
+    bare = mail(LINES, lambda data: base64.urlsafe_b64encode(data).rstrip(b"="))
+    assert sent(put_marker(bare, MAIL, "M1", {})) == b"X-Op: M1\r\n" + LINES
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        call(b'{"message": {}}'),
+        call(b'{"message": {"raw": "not base64!"}}'),
+        mail(b"no header fields"),
+        mail(b"only: a head\r\n"),
+        mail(b"\r\n\r\nonly a body"),
+        mail(b"x-op: own\r\n" + LINES),
+        mail(b"From someone Mon Nov 30\r\n" + LINES),
+    ],
+)
+def test_what_is_no_mail_or_has_the_field_gets_none(request_: Request) -> None:
+    with pytest.raises(CannotPlace):
+        put_marker(request_, MAIL, "M1", {})
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"body": ""}', b'{"body": null}', b'{"body": 5}'])
