@@ -104,10 +104,17 @@ class Run:
     proxy: ProxyUnderDrill
     wrong: list[str] = field(default_factory=list)
     before: Kept | None = None
+    thought: str | None = None  # what the model said before the kill
 
     @property
     def call(self) -> Call:
         return self.target.call(self.kind, self.reference, large=True)
+
+    @property
+    def plan(self) -> Plan:
+        """Of the agent: it asks its model, where it has one, and then acts."""
+        asks = self.target.model_call(self.reference)
+        return Plan((*([asks] if asks else []), self.call), self.proxy.address)
 
     async def line(self) -> Line:
         try:
@@ -138,6 +145,9 @@ class Run:
         operations = await self.proxy.operations(self.reference)
         last = operations[-1] if operations else {}
         effects = await self.target.count(self.reference)
+        turns = await self.target.turns(self.reference)
+        if turns > kept.TURNS:
+            self.wrong.append(f"the model was asked {turns} times")
         state = str(last.get("state", "not in the ledger"))
         end = await kept.close(self.proxy, self.reference)
         assert self.before is not None
@@ -218,14 +228,16 @@ class Run:
         faults = {self.point.failpoint: "kill", "match": f"{self.reference}/*"}
         child = await self.proxy.start(None if hold else faults)
         await self._prepare()
-        async with agent(Plan((self.call,), self.proxy.address), self.proxy.folder) as caller:
+        plan = self.plan
+        async with agent(plan, self.proxy.folder) as caller:
             if hold is not None:
                 await _first_of(hold.reached(), caller.ended())
                 await child.kill()
-            told = [line async for line in caller.lines()]
-            if any(line["event"] == "end" for line in told):
+            *thoughts, act = await _ends(caller, plan)
+            if act is not None:
                 self.wrong.append("the kill came too late: the agent had its answer")
                 return hold
+            self.thought = thoughts[0]["body"] if thoughts and thoughts[0] else None
         if not await _died(child):
             self.wrong.append(f"the failpoint {self.point.failpoint} was not reached")
         if hold is not None and self.point.release == "asked":
@@ -257,9 +269,22 @@ class Run:
 
     async def _resume(self) -> dict[str, Any]:
         """The agent started again, with the same run and step; what it was told in the end."""
-        async with agent(Plan((self.call,), self.proxy.address), self.proxy.folder) as caller:
-            ends = [line async for line in caller.lines() if line["event"] == "end"]
-        return ends[-1] if ends else {}
+        await kept.resume(self.proxy, self.reference)
+        plan = self.plan
+        async with agent(plan, self.proxy.folder) as caller:
+            *thoughts, act = await _ends(caller, plan)
+        if [thought and thought["body"] for thought in thoughts] != [self.thought] * len(thoughts):
+            self.wrong.append("the resumed agent's model said something else")
+        return act or {}
+
+
+async def _ends(caller: Child, plan: Plan) -> list[dict[str, Any] | None]:
+    """How each call of the plan ended, None for those that did not."""
+    ends: list[dict[str, Any] | None] = [None] * len(plan.calls)
+    async for line in caller.lines():
+        if line["event"] == "end":
+            ends[line["call"]] = line
+    return ends
 
 
 async def _first_of(*waits: Any) -> None:

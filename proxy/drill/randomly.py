@@ -1,9 +1,10 @@
 """Kills at random moments: many runs, many kills, and at the end no duplicate and nothing lost.
 
 In each round the proxy is started, an agent resumes the run of the round before and begins a new
-one, and the proxy is killed a random time after a random call has begun. All choices come from the
-seed. What the machine makes of a moment differs from time to time, so a seed repeats the choices
-exactly and the schedule nearly.
+one, and the proxy is killed a random time after a random call has begun. Half of the calls wait for
+a person, who approves them before the round after that. All choices come from the seed. What the
+machine makes of a moment differs from time to time, so a seed repeats the choices exactly and the
+schedule nearly.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.drill import kept
 from proxy.drill.agent import Call, Plan
 from proxy.drill.processes import Child, DrillError, ProxyUnderDrill, agent
 from proxy.drill.targets import Toy
 
-CALLS = 6  # of one run; two of each kind
+CALLS = 6  # of one run; two of each kind, the second of which needs an approval
 REACH = 0.06  # seconds after a call has begun within which a kill falls: beyond a call's whole life
 LATENCY = 0.01  # seconds a write takes at the API, so that some kills fall into the middle of it
 FAULTS = ("drop_before", "drop_after", "error_before", "error_after", "cut", "delay")
@@ -36,6 +38,7 @@ class Planned:
     reference: str
     run: str
     step: str
+    large: bool = False  # of an amount that a person has to approve
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class Report:
     wrong_status: int = 0
     stuck: int = 0
     budget_resets: int = 0  # runs that were charged less than what has left, or less than before
+    approvals: int = 0  # runs whose calls were not each approved once and sent once under it
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -75,8 +79,13 @@ class Report:
             f"answer {end.get('status', 'none')} {end.get('code', '')}".rstrip(),
         )
 
-    def count_run(self, run: str, told: dict[str, Any], states: Sequence[str]) -> None:
-        """Judges a run that was closed at the end, by what became of its operations."""
+    def count_run(
+        self, run: str, told: dict[str, Any], states: Sequence[str], approvals: Sequence[str]
+    ) -> None:
+        """Judges a run that was closed at the end, by what became of its operations and what its
+        approvals have come to."""
+        if list(approvals) != ["consumed"] * (CALLS // 2):
+            self.fault("approvals", f"{run}: {', '.join(approvals) or 'none'}")
         charged = int(told["budget"]["writes"]["used"])
         if charged != len(states):
             self.fault("budget_resets", f"{run}: {charged} writes charged for {len(states)}")
@@ -138,13 +147,14 @@ class RandomDrill:
         for step in range(CALLS):
             kind = self.toy.kinds[step % len(self.toy.kinds)]
             reference = f"{run}-{step}"
-            planned.append(Planned(kind, reference, run, f"step-{step}"))
+            large = step >= CALLS // 2
+            planned.append(Planned(kind, reference, run, f"step-{step}", large))
             if choice.random() < TROUBLED:
                 await self.toy.trouble(reference, choice.choice(FAULTS), choice.random() * REACH)
         self.runs.append(planned)
 
     def _call(self, planned: Planned) -> Call:
-        call = self.toy.call(planned.kind, planned.reference)
+        call = self.toy.call(planned.kind, planned.reference, large=planned.large)
         return Call(planned.run, planned.step, call.method, call.url, call.body, call.headers)
 
     async def _round(self, proxy: ProxyUnderDrill, choice: random.Random, report: Report) -> int:
@@ -152,6 +162,7 @@ class RandomDrill:
         planned = [one for run in self.runs[-2:] for one in run]
         at, after = choice.randrange(len(planned)), choice.random() * REACH
         child = await proxy.start()
+        await kept.grant(proxy)
         for run in (planned[0].run, planned[-1].run):
             await self._look(proxy, run, report)
         async with asyncio.timeout(ROUND_WITHIN), self._agent(proxy, planned) as caller:
@@ -180,11 +191,9 @@ class RandomDrill:
 
     async def _judge(self, proxy: ProxyUnderDrill, report: Report) -> None:
         for run in self.runs:
-            ends: dict[int, dict[str, Any]] = {}
-            async with asyncio.timeout(ROUND_WITHIN), self._agent(proxy, run) as caller:
-                async for line in caller.lines():
-                    if line["event"] == "end":
-                        ends[line["call"]] = line
+            await self._ends(proxy, run)  # what has not been asked for is asked for now
+            await kept.grant(proxy)
+            ends = await self._ends(proxy, run)
             if proxy.child is None or proxy.child.process.returncode is not None:
                 raise DrillError("The proxy ended by itself in the last, quiet round")
             states = {
@@ -195,6 +204,17 @@ class RandomDrill:
                 effects = await self.toy.count(one.reference)
                 state = states.get(one.step, "not in the ledger")
                 report.count(one, effects, state, ends.get(number, {}))
-            await self._look(proxy, run[0].run, report)
-            told = await proxy.ask("POST", f"/v1/runs/{run[0].run}/close", {})
-            report.count_run(run[0].run, told, list(states.values()))
+            name = run[0].run
+            await self._look(proxy, name, report)
+            approvals = await kept.approvals(proxy, name)
+            told = await proxy.ask("POST", f"/v1/runs/{name}/close", {})
+            report.count_run(name, told, list(states.values()), approvals)
+
+    async def _ends(self, proxy: ProxyUnderDrill, run: list[Planned]) -> dict[int, dict[str, Any]]:
+        """How each call of a run ends when nothing disturbs it."""
+        ends: dict[int, dict[str, Any]] = {}
+        async with asyncio.timeout(ROUND_WITHIN), self._agent(proxy, run) as caller:
+            async for line in caller.lines():
+                if line["event"] == "end":
+                    ends[line["call"]] = line
+        return ends

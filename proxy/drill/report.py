@@ -11,12 +11,13 @@ from proxy.drill.lines import POINTS, Line
 from proxy.drill.randomly import Report
 
 HEAD = (
-    *("KILLED AT", "API", "EFFECTS", "SENT", "BUDGET", "APPROVAL", "CHECKPOINT"),
+    *("KILLED AT", "API", "EFFECTS", "SENT", "WRITES", "TURNS", "APPROVAL", "CHECKPOINT"),
     *("RUN", "ANSWER", "HOLDS"),
 )
 KEY = """\
-SENT: attempts in the ledger. BUDGET, CHECKPOINT: before the kill, after it, in the end. One write
-is charged, with its intent; a checkpoint stays as it was until the agent saves the next one."""
+SENT: attempts in the ledger. WRITES, TURNS, CHECKPOINT: before the agent, after the kill, in the
+end. One write is charged, with its intent, and one turn of the model, whose recorded answer the
+resumed agent is given; a checkpoint stays as it was until the agent saves the next one."""
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -41,6 +42,7 @@ def _row(line: Line) -> tuple[str, ...]:
         str(line.effects),
         str(line.attempts),
         _three(line, lambda found: found.writes),
+        _three(line, lambda found: found.turns),
         (", ".join(end.approvals) or "none") if end is not None else "-",
         _three(line, lambda found: found.checkpoint),
         end.status if end is not None else line.state,
@@ -64,7 +66,7 @@ def summary(lines: Sequence[Line], random: Report | None) -> str:
             f"{random.kills} random kills (seed {random.seed}), {random.operations} operations: "
             f"{random.duplicates} duplicates, {random.lost} lost, "
             f"{random.wrong_status} wrong status, {random.stuck} stuck, "
-            f"{random.budget_resets} budget resets; "
+            f"{random.budget_resets} budget resets, {random.approvals} wrong approvals; "
             f"{random.succeeded} succeeded, {random.unknown} honestly unknown."
         )
         text.extend(f"  {wrong}" for wrong in random.wrong)

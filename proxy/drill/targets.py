@@ -23,6 +23,7 @@ from proxy.drill.processes import Child, DrillError, spawn
 TOY_RULES = Path(__file__).parent / "rules" / "toy.yaml"
 TOY_HOST = "127.0.0.1:8907"  # as written in the file; a drill puts the real port in its place
 SMALL, LARGE = 4200, 84_200  # amounts: the rules ask a person about what is over 10,000
+MAX_TOKENS = 50  # more than the model's answer takes
 TOY_PATHS = {"key": "/refunds", "query": "/invoices", "neither": "/messages"}
 
 
@@ -52,6 +53,14 @@ class Target(Protocol):
 
     def call(self, kind: str, reference: str, *, large: bool = False) -> Call:
         """``large``: of an amount that needs an approval, where the rules ask for one."""
+        ...
+
+    def model_call(self, reference: str) -> Call | None:
+        """What the agent asks a model before it acts; None where there is none."""
+        ...
+
+    async def turns(self, reference: str) -> int:
+        """How often the model was asked."""
         ...
 
     async def count(self, reference: str) -> int:
@@ -91,9 +100,19 @@ class Toy:
         body = json.dumps({"reference": reference, "amount": LARGE if large else SMALL})
         return Call(reference, "act", "POST", self.url + TOY_PATHS[kind], body)
 
+    def model_call(self, reference: str) -> Call | None:
+        body = json.dumps({"reference": reference, "max_tokens": MAX_TOKENS, "stream": True})
+        return Call(reference, "think", "POST", f"{self.url}/chat", body)
+
+    async def turns(self, reference: str) -> int:
+        return await self._counted("turns", reference)
+
     async def count(self, reference: str) -> int:
+        return await self._counted("counts", reference)
+
+    async def _counted(self, what: str, reference: str) -> int:
         async with self.session.get(f"{self.url}/_effects") as response:
-            return int((await response.json())["counts"].get(reference, 0))
+            return int((await response.json())[what].get(reference, 0))
 
     async def hold(self, reference: str, moment: str, release: str) -> Hold | None:
         wanted = {"match": reference, "moment": moment, "release": release}
@@ -169,6 +188,12 @@ class Foreign:
             body,
             {"Content-Type": content_type, **self.headers},
         )
+
+    def model_call(self, reference: str) -> Call | None:
+        return None
+
+    async def turns(self, reference: str) -> int:
+        return 0
 
     async def count(self, reference: str) -> int:
         method, _, path = self.count_by.partition(" ")

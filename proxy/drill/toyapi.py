@@ -5,6 +5,7 @@
     POST /invoices   kind "query": no key; GET /invoices?reference=&limit=&starting_after= lists
                      them, newest first, ``lag`` seconds after they were made
     POST /messages   kind "neither"
+    POST /chat       a model: streams an answer that is another one each time, with its usage
 
 Bodies are JSON objects with a ``reference``, the name of what should happen once. Whoever tests it
 uses ``/_effects``, ``/_faults``, ``/_gates`` and ``/_refuse``; in one process, the same by methods.
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +56,7 @@ class ToyApi:
         self.effects = Effects(file)
         self.troubles = Troubles()
         self.requests: Counter[str] = Counter()  # writes that arrived, by reference
+        self.turns: Counter[str] = Counter()  # the model's, by reference
         self.window, self.lag, self.mismatch, self.latency = window, lag, mismatch, latency
         self.clock = clock or SystemClock()
         self.port = 0
@@ -95,6 +98,7 @@ class ToyApi:
         app = web.Application()
         app.router.add_post("/{collection:refunds|invoices|messages}", self._create)
         app.router.add_get("/invoices", self._list)
+        app.router.add_post("/chat", self._chat)
         app.router.add_get("/_effects", self._show_effects)
         app.router.add_post("/_faults", self._set_fault)
         app.router.add_post("/_gates", self._set_gate)
@@ -222,10 +226,21 @@ class ToyApi:
             {"object": "list", "data": page, "has_more": start + limit < len(objects)}
         )
 
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.turns[str((await request.json())["reference"])] += 1
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        words = ("I", "shall", "write", "it", "as", secrets.token_hex(8))
+        for word in words:
+            await response.write(_event({"delta": f"{word} "}))
+        await response.write(_event({"usage": {"total_tokens": len(words)}}))
+        return response
+
     # For whoever tests
 
     async def _show_effects(self, request: web.Request) -> web.Response:
-        return web.json_response({"counts": self.effects.counts(), "requests": dict(self.requests)})
+        counted = {"requests": dict(self.requests), "turns": dict(self.turns)}
+        return web.json_response({"counts": self.effects.counts(), **counted})
 
     async def _set_fault(self, request: web.Request) -> web.Response:
         given = await request.json()
@@ -272,6 +287,10 @@ def _object(effect: Effect) -> dict[str, Any]:
 
 def _created(effect: Effect) -> web.Response:
     return web.json_response(_object(effect), status=201)
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()
 
 
 def _error(status: int, kind: str, message: str) -> web.Response:

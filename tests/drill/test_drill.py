@@ -20,9 +20,11 @@ from proxy.drill.drill import Options, drill
 from proxy.drill.kept import Kept, faults
 from proxy.drill.lines import POINTS, Line, judge
 from proxy.drill.processes import ProxyUnderDrill, agent
-from proxy.drill.randomly import Planned, Report
+from proxy.drill.randomly import CALLS, Planned, Report
 from proxy.drill.report import as_json, table
 from proxy.drill.targets import TOY_HOST, TOY_RULES, Foreign
+from proxy.rulefile.loader import load_file
+from proxy.rulefile.testing import run_examples
 from tests.fakes.upstream import ToyApi
 from tests.reliability import control
 
@@ -134,6 +136,10 @@ def test_the_config_of_a_drill_is_one_that_the_proxy_takes(tmp_path: Path) -> No
     assert config.faults[0].point == "after_effect"
 
 
+def test_the_examples_of_the_drill_s_rules_hold() -> None:
+    assert [result for result in run_examples([load_file(TOY_RULES)]) if result.problems] == []
+
+
 def test_the_rules_name_the_host_that_a_drill_replaces() -> None:
     assert TOY_RULES.read_text(encoding="utf-8").count(TOY_HOST) == 1
 
@@ -145,20 +151,22 @@ async def run(options: Options) -> dict[str, Any]:
     return shown
 
 
-KEPT = Kept(0, ("granted",), 1, "open")
-AFTER = Kept(1, ("consumed",), 1, "open")
-END = Kept(1, ("consumed",), 2, "completed")
+KEPT = Kept(0, 0, 0, ("granted",), 1, "open")
+AFTER = Kept(1, 1, 6, ("consumed",), 1, "open")
+END = replace(AFTER, checkpoint=2, status="completed")
 
 
 @pytest.mark.parametrize(
     ("intent", "after", "end", "state", "wrong"),
     [
         (True, AFTER, END, "succeeded", ""),
-        (False, KEPT, END, "succeeded", ""),
+        (False, replace(AFTER, writes=0, approvals=("granted",)), END, "succeeded", ""),
         (True, AFTER, replace(END, status="completed_with_unknown"), "unknown", ""),
-        (True, KEPT, END, "succeeded", "0 writes charged after the kill, not 1"),
+        (True, replace(AFTER, writes=0), END, "succeeded", "0 writes charged after the kill"),
         (False, AFTER, END, "succeeded", "1 writes charged after the kill, not 0"),
         (True, AFTER, replace(END, writes=2), "succeeded", "2 writes charged in the end"),
+        (True, AFTER, replace(END, turns=2), "succeeded", "turns charged after"),
+        (True, AFTER, replace(END, tokens=12), "succeeded", "1 (6 tokens), 1 (12 tokens)"),
         (True, replace(AFTER, approvals=("granted",)), END, "succeeded", "approval is granted"),
         (True, AFTER, replace(END, approvals=("consumed",) * 2), "succeeded", "then consumed"),
         (True, replace(AFTER, checkpoint=0), END, "succeeded", "versions are 1, 0, 2"),
@@ -173,22 +181,27 @@ def test_a_line_holds_only_if_the_run_has_lost_nothing(
     assert wrong in found if wrong else found == ""
 
 
+CONSUMED = ["consumed"] * (CALLS // 2)
+
+
 @pytest.mark.parametrize(
-    ("states", "charged", "status", "found"),
+    ("states", "charged", "status", "approvals", "found"),
     [
-        (["succeeded", "succeeded"], 2, "completed", []),
-        (["succeeded", "unknown"], 2, "completed_with_unknown", []),
-        (["succeeded", "succeeded"], 1, "completed", ["budget_resets"]),
-        (["succeeded", "succeeded"], 3, "completed", ["budget_resets"]),
-        (["succeeded", "unknown"], 2, "completed", ["wrong_status"]),
+        (["succeeded", "succeeded"], 2, "completed", CONSUMED, []),
+        (["succeeded", "unknown"], 2, "completed_with_unknown", CONSUMED, []),
+        (["succeeded", "succeeded"], 1, "completed", CONSUMED, ["budget_resets"]),
+        (["succeeded", "succeeded"], 3, "completed", CONSUMED, ["budget_resets"]),
+        (["succeeded", "unknown"], 2, "completed", CONSUMED, ["wrong_status"]),
+        (["succeeded", "succeeded"], 2, "completed", CONSUMED[:2], ["approvals"]),
+        (["succeeded", "succeeded"], 2, "completed", [*CONSUMED, "waiting"], ["approvals"]),
     ],
 )
 def test_random_kills_are_judged_by_budget_and_status_of_their_runs(
-    states: list[str], charged: int, status: str, found: list[str]
+    states: list[str], charged: int, status: str, approvals: list[str], found: list[str]
 ) -> None:
     report = Report(seed=1)
     told = {"budget": {"writes": {"used": charged}}, "status": status}
-    report.count_run("run", told, states)
+    report.count_run("run", told, states, approvals)
     assert [sentence.partition(":")[0] for sentence in report.wrong] == found
 
 
@@ -198,6 +211,7 @@ def test_random_kills_are_judged_by_budget_and_status_of_their_runs(
         ("charged_late", "after_effect", "neither", "0 writes charged after the kill, not 1"),
         ("approval_of_anything", "after_effect", "key", "an amount that nobody has approved"),
         ("revoked_until_commit", "revoked", "key", "after the revocation was acknowledged"),
+        ("journal_of_one_process", "after_intent", "key", "model said something else"),
         pytest.param(
             *("asked_again_after_a_start", "after_effect", "key", "unknown"),
             marks=pytest.mark.slow,
@@ -228,6 +242,8 @@ async def test_a_kill_between_effect_and_record_leaves_one_effect() -> None:
     assert [line["effects"] for line in shown["lines"]] == [1, 1, 1]
     for line in shown["lines"]:
         assert [line[look]["writes"] for look in ("before", "after", "end")] == [0, 1, 1]
+        assert [line[look]["turns"] for look in ("before", "after", "end")] == [0, 1, 1]
+        assert [line[look]["tokens"] for look in ("before", "after", "end")] == [0, 6, 6]
         assert line["end"]["approvals"] == ["consumed"]
         assert line["end"]["checkpoint"] == 2
     assert shown["holds"]

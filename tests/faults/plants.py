@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -238,6 +239,20 @@ def asked_again_after_a_start(patch: Patch = setattr) -> None:
     patch(Recovery, "start", forgetting)
 
 
+def journal_of_one_process(patch: Patch = setattr) -> None:
+    """The recorded answers of models are not found by a later process."""
+    began = time.time()
+    for ledger in (MemoryLedger, SqliteLedger):
+        _forget(patch, ledger, ledger.journaled, began)
+
+
+def _forget(patch: Patch, ledger: Any, journaled: Any, began: float) -> None:
+    def own(self: Any, prompt: Any) -> Any:
+        return [found for found in journaled(self, prompt) if found.created_at >= began]
+
+    patch(ledger, "journaled", own)
+
+
 class _Forgetful(dict[str, Any]):
     def __delitem__(self, key: str) -> None:
         self.pop(key, None)
@@ -272,6 +287,7 @@ PLANTS: dict[str, Callable[..., None]] = {
         approval_of_anything,
         approval_for_ever,
         asked_again_after_a_start,
+        journal_of_one_process,
         revoked_until_commit,
         status_of_the_close,
     )
