@@ -49,6 +49,9 @@ Condition = Annotated[
 Texts = Annotated[
     Annotated[str, Tag(TEXT)] | Annotated[list[str], Tag(LIST)], Discriminator(_shape)
 ]
+Element = Annotated[
+    Annotated[dict[str, Any], Tag(MAPPING)] | Annotated[str, Tag(TEXT)], Discriminator(_shape)
+]
 Tokens = Annotated[
     Annotated[int, Tag(NUMBER)] | Annotated[Literal["unknown"], Tag(TEXT)],
     Discriminator(lambda value: TEXT if isinstance(value, str) else NUMBER),
@@ -130,7 +133,7 @@ class Marker(Model):
     as_: Rendering = Field(default="raw", alias="as")
     max_length: int = Field(default=500, ge=8)
     append: str | None = None
-    element: dict[str, Any] | None = None
+    element: Element | None = None
     message: str | None = None
     existing: Literal["replace", "keep"] = "keep"
     also: dict[str, str] = Field(default_factory=dict)

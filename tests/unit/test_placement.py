@@ -216,6 +216,14 @@ def test_a_marker_is_an_element_more_of_a_list(body: bytes, fields: list[Any]) -
     assert put_marker(marked, LISTED, "M1", {}) == marked
 
 
+def test_a_marker_is_a_text_more_among_tags() -> None:
+    marker = Marker("json", "tags", element=parse_structure("op:{key}", ("key",)))
+
+    assert mark(b"{}", marker) == {"tags": ["op:M1"]}
+    assert mark(b'{"tags": ["urgent"]}', marker) == {"tags": ["urgent", "op:M1"]}
+    assert mark(b'{"tags": ["op:M1"]}', marker) == {"tags": ["op:M1"]}
+
+
 @pytest.mark.parametrize("body", [b'{"fields": {"text": {}}}', b'{"fields": "x"}', b"[]"])
 def test_what_is_no_list_gets_no_element(body: bytes) -> None:
     with pytest.raises(CannotPlace):
