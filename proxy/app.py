@@ -540,7 +540,11 @@ def _retention(config: Config) -> Retention:
 
 
 def secret_of(auth: Auth) -> str | None:
-    """A rule's own credential, read when it is used so that it can be rotated; None if absent."""
+    """A rule's own credential, read when it is used so that it can be rotated; None if absent. Of
+    AWS it is the id of the access key, its secret and perhaps a session token, one a line."""
+    if auth.sigv4 and not auth.secret_file:
+        parts = [os.environ.get(name, "") for name in AWS_NAMES]
+        return "\n".join(part for part in parts if part) if parts[0] and parts[1] else None
     if auth.secret_env:
         return os.environ.get(auth.secret_env) or None
     if auth.secret_file:
@@ -549,6 +553,9 @@ def secret_of(auth: Auth) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             lines.warning("credential cannot be read", file=auth.secret_file, why=str(error))
     return None
+
+
+AWS_NAMES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 async def _reload(app: App) -> None:

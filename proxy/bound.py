@@ -71,13 +71,16 @@ def now_of(clock: Clock, operation: Operation | None) -> float:
 
 async def stored_request(ledger: Ledger, bound: Bound, operation: Operation) -> Request:
     """The request as it was sent the first time, without credentials. Where its body is not kept,
-    or where only the caller can sign, it is the caller's own with the stored marks. Raises
+    or where only the caller can sign it, it is the caller's own with the stored marks. Raises
     Damaged."""
     if bound.stored is not None:
         return bound.stored
     kept = await ledger.request_of(operation.key)
     usable = kept is not None and (kept.body.data is not None or bound.call is None)
-    if bound.call is not None and (bound.endpoint.signed != "none" or not usable):
+    signed = bound.endpoint.signed != "none"
+    if bound.ask.signs and bound.ask.body_sha256 != operation.intent.body_sha256:
+        signed = False  # it is signed anew, with the token that it had the first time
+    if bound.call is not None and (signed or not usable):
         bound.stored = placed(bound.call.bare, bound.endpoint, operation.intent)
     elif kept is not None:
         bound.stored = kept

@@ -24,7 +24,7 @@ from proxy.core.call import (
 from proxy.core.decide import Answer, Decision, Refuse, bind, decide, notes_wording
 from proxy.core.fingerprint import DuplicateMember, canonical
 from proxy.core.identity import run_of
-from proxy.core.intent import placed
+from proxy.core.intent import placed, sent_again
 from proxy.core.matching import BadPath, Matched
 from proxy.core.model import Answered, Identity, Lost, NotSent, Request
 from proxy.core.operation import ENDED, Operation, State
@@ -324,7 +324,7 @@ class Callers:
         """The call under the fingerprints of the operation that it repeats, by what was sent then
         and by the rule as it is now. A rule that is added or changed makes no new operation."""
         endpoint = call.endpoint
-        noise = noise_of(endpoint, call.caller_key)
+        noise = noise_of(endpoint, call.business_key)
         for operation in candidates:
             stored, intent = await self._ledger.request_of(operation.key), operation.intent
             if stored is None or (operation.method, operation.url) != (
@@ -356,7 +356,7 @@ class Callers:
             before = len(newest.attempts)
             if call.endpoint.signed != "none" or not newest.intent.body_kept:
                 with contextlib.suppress(CannotPlace):
-                    body = placed(call.bare, call.endpoint, newest.intent).body.sha256
+                    body = sent_again(call.bare, call.endpoint, newest.intent)
         token = token_digest(arrival.token) if arrival.token is not None else None
         ask = call.ask(
             version=version,

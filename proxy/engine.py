@@ -121,7 +121,7 @@ class Engine:
             kept_body=self.settings.kept_body,
             secret_of=self.settings.secret_of,
         )
-        self._lending = Lending(self.outbound)
+        self._lending = Lending(self.outbound, clock, self.settings.policy.digest_key)
         self._limits = self.settings.limits
         self._began = clock.monotonic()  # what a lost ledger sent was sent before
         self._failpoints = failpoints
@@ -166,6 +166,7 @@ class Engine:
         assert bound.base not in self._flights, f"{bound.base} is being driven"
         flight = Flight(bound.base)
         self._flights[bound.base] = flight
+        bound.ask = self._lending.ask(bound)
         if bound.call is not None:
             flight.expect_caller(bound.ask.epoch, bound.ask.fingerprint)
             flight.claims = claims(bound.call)

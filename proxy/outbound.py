@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from proxy.core.credentials import MASK, NONE, Credentials, join
+from proxy.core.credentials import MASK, NONE, Credentials, MissingCredential, join
 from proxy.core.model import (
     Answer,
     Answered,
@@ -22,6 +22,7 @@ from proxy.core.model import (
     SendResult,
 )
 from proxy.core.rules import Auth, Endpoint
+from proxy.core.sigv4 import AccessKey, CannotSign, read_key, sign
 from proxy.failpoints import Failpoints
 from proxy.net.exchange import BrokenOff, Pipe
 from proxy.relay import Relay
@@ -163,7 +164,26 @@ class Outbound:
         return (Body.of(b"".join(parts)) if parts is not None else None), complete
 
     def has_secret(self, endpoint: Endpoint) -> bool:
-        return endpoint.auth is not None and self._secret_of(endpoint.auth) is not None
+        auth = endpoint.auth
+        return auth is not None and auth.sigv4 is None and self._secret_of(auth) is not None
+
+    def access_key(self, endpoint: Endpoint) -> AccessKey | None:
+        """The proxy's own for an API whose requests are signed."""
+        auth = endpoint.auth
+        if auth is None or auth.sigv4 is None:
+            return None
+        secret = self._secret_of(auth)
+        return read_key(secret) if secret is not None else None
+
+    def signed(self, request: Request, endpoint: Endpoint, at: float) -> Request:
+        """The request with a signature of the proxy's own. Raises MissingCredential."""
+        key, auth = self.access_key(endpoint), endpoint.auth
+        if key is None or auth is None or auth.sigv4 is None or MASK in request.target:
+            raise MissingCredential("nothing to sign it with")
+        try:
+            return sign(request, key, auth.sigv4, at)
+        except CannotSign as error:
+            raise MissingCredential(str(error)) from None
 
     def authorised(
         self, request: Request, endpoint: Endpoint, credentials: Credentials | None
@@ -173,7 +193,7 @@ class Outbound:
         if credentials or MASK in request.target:
             request = join(request, credentials or NONE)
         auth = endpoint.auth
-        if auth is None or request.header(auth.header) is not None:
+        if auth is None or auth.sigv4 is not None or request.header(auth.header) is not None:
             return request
         secret = self._secret_of(auth)
         if secret is None:

@@ -184,7 +184,7 @@ class Replies:
         stored = await self._ledger.request_of(key)
         if operation is None or stored is None or stored.body.data is None:
             return refusal
-        noise = noise_of(call.endpoint, call.caller_key)
+        noise = noise_of(call.endpoint, call.business_key)
         headers = call.endpoint.headers
         try:
             mine = placed(call.bare, call.endpoint, operation.intent)

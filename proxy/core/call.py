@@ -13,7 +13,14 @@ from dataclasses import field, replace
 from functools import lru_cache
 
 from proxy.core import jsonrpc
-from proxy.core.credentials import Credentials, account_of, is_signed, principal, split
+from proxy.core.credentials import (
+    Credentials,
+    account_of,
+    is_signed,
+    is_signed_whole,
+    principal,
+    split,
+)
 from proxy.core.decide import Ask
 from proxy.core.fingerprint import Canonical, DuplicateMember, canonical, content_digest
 from proxy.core.identity import encode_part
@@ -88,7 +95,7 @@ class Governed:
     account: str | None
     credential: str | None
     caller_key: str | None  # the text of the caller's own key that stays
-    caller_key_digest: str | None
+    caller_key_digest: str | None  # of one that means something: none of an SDK's making
     needs_approval: bool
 
     @property
@@ -98,6 +105,11 @@ class Governed:
     @property
     def former_bases(self) -> tuple[str, ...]:
         return tuple(f"{self.run}/{self.step}/{name}" for name in self.former)
+
+    @property
+    def business_key(self) -> str | None:
+        """The caller's own key, unless an SDK made it up for this one call."""
+        return self.caller_key if self.caller_key_digest is not None else None
 
     @property
     def ruled(self) -> bool:
@@ -198,11 +210,12 @@ def name(
     params = matched.params if matched else {}
     bare, credentials = split(request)
     if credentials and endpoint.signed == "none" and is_signed(credentials):
-        endpoint = replace(endpoint, signed="headers")  # whatever the rule's author thought of
-    own_key = _key_that_stays(request, endpoint)
+        # Whatever the rule's author thought of.
+        endpoint = replace(endpoint, signed="sigv4" if is_signed_whole(credentials) else "headers")
+    own_key, business_key = _keys_of_caller(request, endpoint)
     digest_key = policy.digest_key
     try:
-        canon = canonical(bare, noise=noise_of(endpoint, own_key), headers=endpoint.headers)
+        canon = canonical(bare, noise=noise_of(endpoint, business_key), headers=endpoint.headers)
     except DuplicateMember as error:
         return Refusal(
             "bad-request",
@@ -222,7 +235,7 @@ def name(
     else:
         step = encode_part(step)
     account = account_of(request, endpoint.account)
-    whose = _credential_digest(digest_key, credentials) if credentials else None
+    whose = credential_digest(digest_key, credentials) if credentials else None
     fingerprint = canon.digest()
     return Governed(
         run=encode_part(call.run),
@@ -244,8 +257,8 @@ def name(
         credential=whose,
         caller_key=own_key,
         caller_key_digest=(
-            keyed_digest(digest_key, "key", endpoint.service, account or whose or "", own_key)
-            if own_key is not None
+            keyed_digest(digest_key, "key", endpoint.service, account or whose or "", business_key)
+            if business_key is not None
             else None
         ),
         needs_approval=needs_approval,
@@ -260,7 +273,7 @@ def _account_digest(digest_key: bytes, endpoint: Endpoint, account: str | None) 
 
 
 @lru_cache(maxsize=256)  # an agent has few credentials and sends them with every call
-def _credential_digest(digest_key: bytes, credentials: Credentials) -> str:
+def credential_digest(digest_key: bytes, credentials: Credentials) -> str:
     return keyed_digest(digest_key, "credential", principal(credentials) or "")
 
 
@@ -283,24 +296,26 @@ def _operation_name(
     return endpoint.title + suffix, former
 
 
-def _key_that_stays(request: Request, endpoint: Endpoint) -> str | None:
-    """The caller's own idempotency key, unless an SDK made it up and the rule replaces those."""
+def _keys_of_caller(request: Request, endpoint: Endpoint) -> tuple[str | None, str | None]:
+    """The caller's own idempotency key if it stays in the request, and if it means something. One
+    that an SDK made up stays where a signature covers it, or the rule keeps those: then the API
+    goes by it, but the next process makes up another."""
     if endpoint.key is None:
-        return None
+        return None, None
     own = key_of_caller(request, endpoint.key, endpoint.match)
-    if own is None:
-        return None
-    minted = is_minted(own, endpoint.key.minted)
-    return None if minted and endpoint.key.existing == "replace" else own
+    if own is None or not is_minted(own, endpoint.key.minted):
+        return own, own
+    stays = endpoint.key.existing == "keep" or endpoint.signed != "none"
+    return (own if stays else None), None
 
 
-def noise_of(endpoint: Endpoint, own_key: str | None) -> tuple[str, ...]:
+def noise_of(endpoint: Endpoint, business_key: str | None) -> tuple[str, ...]:
     """What does not count in the fingerprint: the rule's noise, the ids of a JSON-RPC exchange, and
     the place of the key where the caller's SDK makes up another one each time."""
     key, noise = endpoint.key, endpoint.noise
     if jsonrpc.speaks(endpoint):
         noise = (*noise, *jsonrpc.NOISE)
-    if key is None or own_key is not None:
+    if key is None or business_key is not None:
         return noise
     if key.place == "query":
         return (*noise, f"query.{key.name}")

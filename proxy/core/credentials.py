@@ -175,10 +175,16 @@ def principal(credentials: Credentials) -> str | None:
 def is_signed(credentials: Credentials) -> bool:
     """Whether they are a signature of the request (AWS and its likes, RFC 9421, presigned URLs):
     one that is changed is not accepted."""
-    return any(
-        "SignedHeaders=" in value or name.lower() == "signature-input"
-        for name, value in credentials.headers
-    ) or any(name in ("x-amz-signature", "x-goog-signature") for name, _ in credentials.query)
+    return is_signed_whole(credentials) or any(
+        name.lower() == "signature-input" for name, _ in credentials.headers
+    )
+
+
+def is_signed_whole(credentials: Credentials) -> bool:
+    """Whether the signature covers address and body (AWS and its likes, presigned URLs)."""
+    return any("SignedHeaders=" in value for _, value in credentials.headers) or any(
+        name in ("x-amz-signature", "x-goog-signature") for name, _ in credentials.query
+    )
 
 
 def _split_path(pattern: re.Pattern[str], target: str) -> tuple[str, tuple[str, str] | None]:

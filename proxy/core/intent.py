@@ -16,7 +16,7 @@ from proxy.core.keys import render
 from proxy.core.matching import effective_method
 from proxy.core.model import Request, frozen, without
 from proxy.core.operation import Intent, Operation
-from proxy.core.placement import CannotPlace, put_key, put_marker
+from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.rules import Endpoint, KeySpec, Marker
 
 READABLE_CODINGS = frozenset({"gzip", "deflate", "identity"})
@@ -188,9 +188,9 @@ def readable(request: Request) -> Request:
 
 
 def placed(request: Request, endpoint: Endpoint, intent: Intent) -> Request:
-    """A caller's request with the marks of a stored intent, in the places that they had then.
-    Raises CannotPlace."""
-    if intent.mode != "enforce":
+    """A caller's request with the marks of a stored intent, in the places that they had then. One
+    that is signed as a whole is left as it is. Raises CannotPlace."""
+    if intent.mode != "enforce" or endpoint.signed == "sigv4":
         return request
     if intent.upstream_key is not None and intent.key_place is not None:
         place, name = intent.key_place
@@ -201,6 +201,19 @@ def placed(request: Request, endpoint: Endpoint, intent: Intent) -> Request:
         names = {"key": intent.marker}
         request = put_marker(request, endpoint.marker, intent.marker, names, endpoint.match)
     return request
+
+
+def sent_again(request: Request, endpoint: Endpoint, intent: Intent) -> str | None:
+    """Digest of the body that would go out if the stored call were sent again as this caller makes
+    it. None where it would not carry the key of the first attempt: what is signed as a whole goes
+    out with the token that its SDK made up for this call, and would be another call to the API.
+    Raises CannotPlace."""
+    if endpoint.signed == "sigv4" and intent.upstream_key is not None:
+        place, name = intent.key_place or ("", "")
+        own = key_of_caller(request, KeySpec(place, name), endpoint.match) if place else None
+        if own != intent.upstream_key:
+            return None
+    return placed(request, endpoint, intent).body.sha256
 
 
 def same_marker(endpoint: Endpoint, intent: Intent) -> bool:

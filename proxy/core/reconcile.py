@@ -272,10 +272,17 @@ class Inquiry:
 
 
 def _inherited(request: Request, lookup: Lookup) -> Headers:
-    gone = NOT_INHERITED if lookup.key_header is None else (*NOT_INHERITED, lookup.key_header)
-    accept = request.header("accept") or "application/json"
-    headers = (*without(request.headers, gone), ("Accept", accept), ("Accept-Encoding", "gzip"))
-    return headers if lookup.json is None else (*headers, ("Content-Type", "application/json"))
+    own = [name.lower() for name, _ in lookup.header]
+    gone = [*NOT_INHERITED, *own]
+    if lookup.key_header is not None:
+        gone.append(lookup.key_header)
+    given = (
+        ("Accept", request.header("accept") or "application/json"),
+        ("Accept-Encoding", "gzip"),
+        *([] if lookup.json is None else [("Content-Type", "application/json")]),
+    )
+    headers = (*without(request.headers, gone), *given)
+    return (*without(headers, own), *lookup.header)
 
 
 def _refused(seen: AnswerView, lookup: Lookup) -> Inconclusive | None:

@@ -80,6 +80,7 @@ class Lookup:
 
     method: str
     target: UrlTemplate
+    header: tuple[tuple[str, str], ...] = ()  # in place of the first request's
     json: Any = None  # a structure of templates, for lookups by POST
     when: Condition | None = None
     items: str | None = None
@@ -117,6 +118,7 @@ class Auth:
     value: str  # contains {secret}
     secret_env: str | None = None
     secret_file: str | None = None
+    sigv4: str | None = None  # AWS's name of the service, for which the secret signs requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,11 +263,26 @@ class _Compiler:
         auth = self.service.auth
         if auth is None:
             return None
+        if auth.sigv4 is not None:
+            return self._signer(auth, auth.sigv4)
+        if auth.value is None:
+            self.problems.error(("auth",), "needs value, or sigv4 where AWS signs")
+            return None
         if "{secret}" not in auth.value:
             self.problems.error(("auth", "value"), "must contain {secret}")
         if (auth.secret_env is None) == (auth.secret_file is None):
             self.problems.error(("auth",), "needs secret_env or secret_file, one of them")
         return rules.Auth(auth.header, auth.value, auth.secret_env, auth.secret_file)
+
+    def _signer(self, auth: schema.Auth, name: str) -> rules.Auth | None:
+        if auth.value is not None or auth.secret_env is not None or self.service.signed != "sigv4":
+            self.problems.error(
+                ("auth",),
+                "sigv4 goes with `signed: sigv4`, and with secret_file or nothing: then the "
+                "environment has AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+            return None
+        return rules.Auth("Authorization", "{secret}", None, auth.secret_file, name)
 
     def _redact(self) -> tuple[str, ...]:
         for index, text in enumerate(self.service.redact):
@@ -474,6 +489,7 @@ class _Compiler:
         return rules.Lookup(
             method=method,
             target=url,  # type: ignore[arg-type]  # None only beside a problem
+            header=tuple(model.header.items()),
             json=body,
             when=reader.condition(model.when, (*where, "when"), request_path),
             items=asking.answer_text(model.items, (*where, "items")),

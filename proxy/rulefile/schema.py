@@ -70,7 +70,8 @@ class Auth(Model):
     """A credential of the proxy's own for this service."""
 
     header: str = "Authorization"
-    value: str
+    value: str | None = None
+    sigv4: str | None = None
     secret_env: str | None = None
     secret_file: str | None = None
 
@@ -164,6 +165,7 @@ class Lookup(Model):
     """How to ask the API whether the effect exists."""
 
     request: str
+    header: dict[str, str] = Field(default_factory=dict)
     json_: Any = Field(default=None, alias="json")
     when: Condition | None = None
     items: str | None = None

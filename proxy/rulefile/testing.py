@@ -84,7 +84,10 @@ def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
     endpoint = matched.endpoint
     untouched = _why_untouched(endpoint)
     if untouched is not None:
-        return Prepared(request, notes=(f"nothing is placed: {untouched}",))
+        own = None
+        if endpoint.signed != "none" and endpoint.key is not None:
+            own = key_of_caller(request, endpoint.key, endpoint.match)
+        return Prepared(request, own, notes=(f"nothing is placed: {untouched}",))
     notes: list[str] = []
     marker = key = None
     if endpoint.marker is not None:

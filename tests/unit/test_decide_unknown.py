@@ -182,7 +182,23 @@ UNKEPT = operation(*tries(1), body_kept=False)
 
 @table(
     Case("signed, the same bytes", LOST, Forward, UNDER_KEY, endpoint={"signed": "sigv4"}),
-    expired("signed, other bytes", LOST, ask=with_body("c"), endpoint={"signed": "sigv4"}),
+    waits_for_its_caller(
+        "signed, other bytes", LOST, ask=with_body("c"), endpoint={"signed": "sigv4"}
+    ),
+    Case(
+        "signed, other bytes, and their key is ours",
+        LOST,
+        Forward,
+        UNDER_KEY,
+        ask={"body_sha256": "c", "credential": "k", "signer": "k"},
+        endpoint={"signed": "sigv4"},
+    ),
+    waits_for_its_caller(
+        "signed, other bytes, and our key is another",
+        LOST,
+        ask={"body_sha256": "c", "credential": "k", "signer": "l"},
+        endpoint={"signed": "sigv4"},
+    ),
     waits_for_its_caller("signed, nobody here", LOST, ask=BACKGROUND, endpoint={"signed": "body"}),
     Case("not kept, the same bytes", UNKEPT, Forward, UNDER_KEY),
     expired("not kept, other bytes", UNKEPT, ask=with_body("c")),

@@ -33,7 +33,13 @@ class Ask:
     joined: bool = False  # it waited for a caller of its epoch that made this operation otherwise
     accepted: bool = False  # this very wording was answered before
     body_sha256: str | None = None  # of the request as it would be sent, where that is compared
+    signer: str | None = None  # digest of the access key with which the proxy can sign anew
     needs_approval: bool = False  # the rule asks for one for this request
+
+    @property
+    def signs(self) -> bool:
+        """Whether a signature can be made for whoever asks: with the very key that is theirs."""
+        return self.signer is not None and self.signer == self.credential
 
 
 @frozen

@@ -130,7 +130,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         if wait > 0:
             return _settling("waiting before the re-send", wait, operation)
         return Forward(permit, len(operation.attempts) + 1)
-    if snapshot.lookup and not lacks_credential:
+    unsigned = question.endpoint.signed == "sigv4" and not ask.signs
+    if snapshot.lookup and not lacks_credential and not unsigned:
         wait = snapshot.watch.next_look_in
         if operation.blocked_by == "ambiguous" and ask.fresh:
             return _person(operation, "ambiguous", "The lookup did not give one clear answer.")
@@ -142,6 +143,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         return Reconcile("asking the API whether the effect exists")
     if lacks_credential:
         return no_credential(operation)
+    if unsigned and snapshot.lookup:
+        return cannot_sign(operation)
     if stop is not None:
         return stop  # it could be sent again, and may not
     if _just_refused(question, operation):
@@ -153,6 +156,8 @@ def _unknown(question: Question, operation: Operation) -> Decision:
         return _person(operation, "ambiguous", detail)
     if not ask.fresh and _key_holds(question, operation):
         return _person(operation, "credentials", "It can be sent again when its caller returns.")
+    if unsigned and not _same_bytes(question, operation) and _key_holds(question, operation):
+        return cannot_sign(operation)
     if operation.intent.upstream_key is not None:
         return _person(operation, "key_expired", "Its key may not be used any more.")
     return _person(operation, "no_query", "The rule has no lookup and the API has no key.")
@@ -179,9 +184,10 @@ def _permit(question: Question, operation: Operation) -> str | None:
         return None
     if _just_refused(question, operation):
         return None
-    if question.endpoint.signed != "none" and ask.body_sha256 != operation.intent.body_sha256:
-        return None  # the stored signature has expired; only the caller can sign anew
-    if not operation.intent.body_kept and ask.body_sha256 != operation.intent.body_sha256:
+    same = _same_bytes(question, operation)
+    if question.endpoint.signed != "none" and not same and not ask.signs:
+        return None  # the stored signature has expired; only its key can sign anew
+    if not operation.intent.body_kept and not same:
         return None
     if _key_holds(question, operation):
         return UNDER_KEY
@@ -191,6 +197,11 @@ def _permit(question: Question, operation: Operation) -> str | None:
     if operation.intent.idempotent and ask.fresh and young and not snapshot.rewritten:
         return IDEMPOTENT
     return None
+
+
+def _same_bytes(question: Question, operation: Operation) -> bool:
+    """Whether the caller brings the very bytes that were sent, with the key in them."""
+    return question.ask.body_sha256 == operation.intent.body_sha256
 
 
 def _tired(question: Question, operation: Operation) -> bool:
@@ -268,6 +279,15 @@ def no_credential(operation: Operation) -> Refuse:
         operation,
         "credentials",
         "Settling it needs the credential of the call, and the repeated call has none.",
+    )
+
+
+def cannot_sign(operation: Operation) -> Refuse:
+    """The caller's signature is for other bytes, and the proxy's own key is another or none."""
+    return _person(
+        operation,
+        "credentials",
+        "Settling it needs a signature with the access key of the call, which is not at hand.",
     )
 
 
