@@ -357,6 +357,10 @@ def ledger(machine: Machine) -> Iterator[Result]:
 
 
 def configuration(machine: Machine) -> Iterator[Result]:
+    yield from list(_risks(machine)) or [ok("no warnings")]
+
+
+def _risks(machine: Machine) -> Iterator[Result]:
     config = machine.config
     if config.faults:
         yield "warning", "failpoints are on", "take faults: out of the configuration"
@@ -368,8 +372,12 @@ def configuration(machine: Machine) -> Iterator[Result]:
             f"the control port listens on {config.control.listen}, in clear text",
             "use control.listen: 127.0.0.1:8902, and probe: for monitoring",
         )
-    if not config.faults and not machine.warnings and config.control.listen.loopback:
-        yield ok("no warnings")
+    if not config.listen.loopback and config.identity.tokens != "required":
+        yield (
+            "warning",
+            f"whoever reaches {config.listen} can make calls, and be answered, as any run",
+            "let only the agents reach it, or give each run a token: identity.tokens: required",
+        )
 
 
 def rules(machine: Machine) -> Iterator[Result]:

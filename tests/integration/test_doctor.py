@@ -254,6 +254,15 @@ def test_rules_with_errors_and_failpoints(state: Path, tmp_path: Path) -> None:
     assert look(state, "configuration", faults=[{"after_effect": "kill"}])[0][0] == "warning"
 
 
+def test_a_door_that_others_reach_is_open_to_them_unless_calls_need_a_token(state: Path) -> None:
+    wide = {"listen": "0.0.0.0:8901"}
+    [(level, found, fix)] = look(state, "configuration", **wide)
+    assert (level, "identity.tokens: required" in fix) == ("warning", True), found
+    tokens = {"identity.tokens": "required"}
+    assert look(state, "configuration", **wide, **tokens) == [("ok", "no warnings", "")]
+    assert look(state, "configuration") == [("ok", "no warnings", "")]
+
+
 def test_egress_of_the_first_host_that_the_own_rules_name(state: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"

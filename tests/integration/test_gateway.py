@@ -130,7 +130,7 @@ async def test_a_path_that_names_no_destination_is_a_400(
         (None, "Sec-Fetch-Site: none", 403),
     ],
 )
-async def test_web_pages_and_foreign_hosts_are_refused(
+async def test_h6f_web_pages_and_foreign_hosts_are_refused(
     door: FrontDoor, echo: Echo, where: str, host: str | None, field: str, status: int
 ) -> None:
     port, path = (

@@ -70,7 +70,7 @@ def code(got: Got) -> str:
     return str(json.loads(got.body)["type"]).removeprefix("urn:onceproxy:")
 
 
-async def test_what_an_agent_holds_approves_raises_and_permits_nothing(tmp_path: Path) -> None:
+async def test_h6e_what_an_agent_holds_approves_raises_and_permits_nothing(tmp_path: Path) -> None:
     """S1."""
     with api() as at:
         async with whole(tmp_path, rules(at), **options()) as door:
