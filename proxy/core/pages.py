@@ -1,8 +1,8 @@
 """The pages of a lookup's list: which comes after an answer, or that it was the last.
 
 A page is the last one only if the answer says so (no cursor, no link, ``has_more: false``) or,
-where pages are counted, if it is empty: an API may fill a page less than asked for and still have
-more.
+where pages are counted or the rule says so, if it is empty: an API may fill a page less than asked
+for and still have more.
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ def following(
 ) -> Next | None:
     """The step to the next page; None after the last. ``in_body``: the lookup asks by a JSON body.
     Raises NoWayOn."""
+    if pages.until_empty and not items:
+        return None
     match pages.kind:
         case "link":
             url = link_to(seen, pages.path or "next")

@@ -46,9 +46,10 @@ def key_of_caller(request: Request, spec: KeySpec, match: Match | None = None) -
 
 
 def put_key(request: Request, spec: KeySpec, key: str, match: Match | None = None) -> Request:
-    """The request with the key in its place, instead of whatever was there. ``match`` (the
-    endpoint's) is needed for keys in the path. Raises CannotPlace."""
-    return _write(request, spec.place, spec.name, key, match)
+    """The request with the key in its place, instead of whatever was there, and with ``also``
+    where the caller left it out. ``match`` (the endpoint's) is needed for keys in the path. Raises
+    CannotPlace."""
+    return _with_also(_write(request, spec.place, spec.name, key, match), spec, match)
 
 
 def put_marker(
@@ -69,11 +70,14 @@ def put_marker(
         text = _appended(existing, marker.append, text, names)
     elif existing not in (None, "", text) and marker.existing == "keep":
         raise CannotPlace(f"the caller's own value in {marker.name} is kept")
-    marked = _write(request, marker.place, marker.name, text, match)
-    for name, value in marker.also.items():
-        if _read(marked, marker.place, name, match) in (None, ""):
-            marked = _write(marked, marker.place, name, value, match)
-    return marked
+    return _with_also(_write(request, marker.place, marker.name, text, match), marker, match)
+
+
+def _with_also(request: Request, of: KeySpec | Marker, match: Match | None) -> Request:
+    for name, value in of.also.items():
+        if _read(request, of.place, name, match) in (None, ""):
+            request = _write(request, of.place, name, value, match)
+    return request
 
 
 def _appended(existing: Any, append: Template, text: str, names: Mapping[str, Any]) -> str:
@@ -144,18 +148,21 @@ def _read(request: Request, place: str, name: str, match: Match | None) -> Any:
     return _member(text, _steps(place, name)) if text.strip() else None
 
 
-def _write(request: Request, place: str, name: str, value: str, match: Match | None) -> Request:
+def _write(
+    request: Request, place: str, name: str, value: str | bool, match: Match | None
+) -> Request:
+    plain = value if isinstance(value, str) else "true" if value else "false"
     match place:
         case "header":
-            return request.with_(headers=_with_header(request.headers, name, value))
+            return request.with_(headers=_with_header(request.headers, name, plain))
         case "query":
-            query = write_pair(request.query, name, value)
+            query = write_pair(request.query, name, plain)
             return request.with_(target=f"{request.path}?{query}")
         case "path":
-            return _with_path(request, name, value, match)
+            return _with_path(request, name, plain, match)
     text = _body_text(request)
     if _as_form(request, place):
-        return _with_body(request, _write_form(text, place, name, value), FORM)
+        return _with_body(request, _write_form(text, place, name, plain), FORM)
     try:
         written = write_member(text if text.strip() else "{}", _steps(place, name), value)
     except CannotSplice as error:

@@ -34,6 +34,7 @@ class KeySpec:
     keeps: str = "unstated"  # all | success | unstated
     minted: tuple[str, ...] = ("uuid4",)
     existing: str = "replace"  # what happens to a minted key of the caller: replace | keep
+    also: Mapping[str, str | bool] = field(default_factory=dict)  # set beside the key if missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Marker:
     element: Any = None  # a structure of templates, added to the list at ``name``
     message: str | None = None  # of mime: the member that holds the message, in base64
     existing: str = "keep"  # a value of the caller in that place: keep | replace
-    also: Mapping[str, str] = field(default_factory=dict)
+    also: Mapping[str, str | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Pages:
     path: str | None = None  # where the answer holds the cursor, the next address; link: its rel
     into: str | None = None  # query parameter that receives it; with ``json`` a path in that
     max: int = 5
+    until_empty: bool = False  # the answer always names a next page; the one without items ends it
 
 
 @dataclass(frozen=True, slots=True)

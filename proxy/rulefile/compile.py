@@ -341,6 +341,8 @@ class _Compiler:
         if not isinstance(key, schema.Key):
             return None
         self._place(key.in_, key.name, (*where, "name"), match)
+        for name in key.also:
+            self._place(key.in_, name, (*where, "also", name), match)
         try:
             keys.verify(
                 key.as_,
@@ -364,6 +366,7 @@ class _Compiler:
             keeps=key.keeps,
             minted=tuple(key.minted),
             existing=key.existing,
+            also=dict(key.also),
         )
 
     def _marker(self, reader: Reader) -> rules.Marker | None:
@@ -524,10 +527,12 @@ class _Compiler:
         kind = given[0]
         if (model.into is None) == (kind == "cursor"):
             self.problems.error(where, "`into:` belongs to `cursor:`, which needs it")
+        if model.until is not None and kind not in ("cursor", "next"):
+            self.problems.error(where, "`until:` belongs to `cursor:` or `next:`")
         text: str = getattr(model, kind)
         if kind in ("cursor", "next"):
             Reader(self.problems).path(text, (*where, kind), answer_path)
-            return rules.Pages(kind, text, model.into, model.max)
+            return rules.Pages(kind, text, model.into, model.max, model.until == "empty")
         if kind == "link":
             return rules.Pages(kind, text, None, model.max)
         return rules.Pages(kind, None, text, model.max)

@@ -98,6 +98,7 @@ class Key(Model):
     keeps: Literal["all", "success", "unstated"] = "unstated"
     minted: list[str] = Field(default_factory=lambda: ["uuid4"])
     existing: Literal["replace", "keep"] = "replace"
+    also: dict[str, str | bool] = Field(default_factory=dict)
 
 
 class Line(Model):
@@ -137,7 +138,7 @@ class Marker(Model):
     element: Element | None = None
     message: str | None = None
     existing: Literal["replace", "keep"] = "keep"
-    also: dict[str, str] = Field(default_factory=dict)
+    also: dict[str, str | bool] = Field(default_factory=dict)
 
 
 class Pages(Model):
@@ -148,6 +149,7 @@ class Pages(Model):
     offset: str | None = None
     page: str | None = None
     next: str | None = None
+    until: Literal["empty"] | None = None
     max: int = Field(default=5, ge=1, le=100)
 
 

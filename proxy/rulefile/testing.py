@@ -120,16 +120,16 @@ def _with_key(
     assert spec is not None
     given = key_of_caller(request, spec, endpoint.match)
     minted = given is not None and keys.is_minted(given, spec.minted)
-    if given is not None and (not minted or spec.existing == "keep"):
-        return request, given
-    text = keys.render(
-        operation_key,
-        spec.rendering,
-        max_length=spec.max_length,
-        min_length=spec.min_length,
-        alphabet=spec.alphabet,
-        prefix=spec.prefix,
-    )
+    text = given
+    if text is None or (minted and spec.existing == "replace"):
+        text = keys.render(
+            operation_key,
+            spec.rendering,
+            max_length=spec.max_length,
+            min_length=spec.min_length,
+            alphabet=spec.alphabet,
+            prefix=spec.prefix,
+        )
     try:
         return put_key(request, spec, text, endpoint.match), text
     except CannotPlace as error:

@@ -165,6 +165,16 @@ def test_something_else_on_the_way_is_not_overwritten() -> None:
         put_key(call(b'{"a": "text"}'), KeySpec("json", "a.b"), "k")
 
 
+def test_a_key_brings_the_field_without_which_it_does_not_count() -> None:
+    spec = KeySpec("json", "nonce", also={"enforce": True})
+
+    assert json.loads(text(put_key(call(b"{}"), spec, "k"))) == {"nonce": "k", "enforce": True}
+    own = put_key(call(b'{"enforce": false}'), spec, "k")
+    assert json.loads(text(own)) == {"enforce": False, "nonce": "k"}
+    form = put_key(call(b"a=1", FORM), KeySpec("form", "nonce", also={"enforce": True}), "k")
+    assert text(form) == "a=1&nonce=k&enforce=true"
+
+
 def mark(body: bytes, marker: Marker, headers: Headers = JSON) -> Any:
     return json.loads(text(put_marker(call(body, headers), marker, "M1", {})))
 

@@ -251,6 +251,14 @@ PAGED: list[tuple[str, Sequence[Answered], list[str]]] = [
         ],
         ["/v1/things?c=2"],
     ),
+    (
+        "{next: links.next, until: empty}",
+        [
+            page({"data": [OTHER], "links": {"next": "/v1/things?c=2"}}),
+            page({"data": [], "links": {"next": "/v1/things?c=3"}}),
+        ],
+        ["/v1/things?c=2"],
+    ),
 ]  # fmt: skip
 
 
