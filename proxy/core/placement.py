@@ -235,12 +235,12 @@ def _as_form(request: Request, place: str) -> bool:
     raise CannotPlace(f"the body is {kind or 'of no stated kind'}, neither JSON nor a form")
 
 
-def _steps(place: str, name: str) -> list[str]:
+def _steps(place: str, name: str) -> list[str | int]:
     path = f"variables.{name}" if place == "graphql" else name
-    return [str(step) for step in parse_steps(path)]
+    return [step for step in parse_steps(path) if isinstance(step, str | int)]
 
 
-def _member(text: str, steps: list[str]) -> Any:
+def _member(text: str, steps: list[str | int]) -> Any:
     try:
         return read_member(text, steps)
     except CannotSplice as error:
@@ -263,12 +263,12 @@ def _write_form(text: str, place: str, name: str, value: str) -> str:
     return write_pair(text, field, value)
 
 
-def _form_field(place: str, name: str) -> tuple[str, list[str]]:
+def _form_field(place: str, name: str) -> tuple[str, list[str | int]]:
     """Of ``in: body``, ``metadata.event.key`` is JSON inside the form's field ``metadata``."""
     if place == "form" or "[" in name:
         return name, []
     field, *inside = _steps(place, name)
-    return field, inside
+    return str(field), inside
 
 
 def _with_body(request: Request, text: str, kind: str) -> Request:

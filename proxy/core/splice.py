@@ -23,7 +23,11 @@ class CannotSplice(ValueError):
 # JSON
 
 
-def read_member(text: str, steps: Sequence[str]) -> Any:
+Steps = Sequence[str | int]
+"""Names of members; a number is an element that a list already has."""
+
+
+def read_member(text: str, steps: Steps) -> Any:
     """The value at the steps, or None. Raises CannotSplice where the text is no JSON object."""
     span = _find(text, steps)[0]
     if span is None:
@@ -32,7 +36,7 @@ def read_member(text: str, steps: Sequence[str]) -> Any:
     return value
 
 
-def write_member(text: str, steps: Sequence[str], value: Any) -> str:
+def write_member(text: str, steps: Steps, value: Any) -> str:
     """The text with that member set; objects on the way are made where they are missing or null.
     Raises CannotSplice where something else is in the way or a member is given twice."""
     span, missing, at, empty = _find(text, steps)
@@ -48,7 +52,7 @@ def write_member(text: str, steps: Sequence[str], value: Any) -> str:
     return text[:at] + ("" if empty else ",") + member + text[at:]
 
 
-def write_element(text: str, steps: Sequence[str], element: Any) -> str:
+def write_element(text: str, steps: Steps, element: Any) -> str:
     """The text with the element at the end of the list at the steps, which is made where it is
     missing or null; as it is where the list has it. Raises CannotSplice as ``write_member``
     does."""
@@ -57,7 +61,7 @@ def write_element(text: str, steps: Sequence[str], element: Any) -> str:
     if span is None or present is None:
         return write_member(text, steps, [element])
     if not isinstance(present, list):
-        raise CannotSplice(f"{'.'.join(steps)} is no list")
+        raise CannotSplice(f"{_dotted(steps)} is no list")
     if element in present:
         return text
     end = span[1] - 1
@@ -68,22 +72,54 @@ def write_element(text: str, steps: Sequence[str], element: Any) -> str:
 Span = tuple[int, int]
 
 
-def _find(text: str, steps: Sequence[str]) -> tuple[Span | None, list[str], int, bool]:
+def _dotted(steps: Steps) -> str:
+    return ".".join(map(str, steps))
+
+
+def _find(text: str, steps: Steps) -> tuple[Span | None, list[str], int, bool]:
     """(span of the value, names still missing, where to insert, whether that object is empty). A
     first missing name of "" says that the value at the place is null."""
     at = _skip(text, 0)
     for index, name in enumerate(steps):
+        if isinstance(name, int):
+            at = _element(text, at, name, steps[:index])
+            if index == len(steps) - 1:
+                return (at, _decode(text, at)[1]), [], 0, False
+            continue
         if text[at : at + 1] != "{":
             if index and text[at : at + 4] == "null":
-                return None, ["", *steps[index:]], at, True
-            raise CannotSplice(f"{'.'.join(steps[:index]) or 'the body'} is no JSON object")
+                return None, ["", *_names(steps[index:])], at, True
+            raise CannotSplice(f"{_dotted(steps[:index]) or 'the body'} is no JSON object")
         span, end, empty = _member(text, at, name)
         if span is None:
-            return None, list(steps[index:]), end, empty
+            return None, _names(steps[index:]), end, empty
         if index == len(steps) - 1:
             return span, [], 0, False
         at = span[0]
     raise CannotSplice("the rule names no member")
+
+
+def _names(steps: Steps) -> list[str]:
+    """Steps that are to be made. A list is never made: its first element would be a new object."""
+    if any(isinstance(step, int) for step in steps):
+        raise CannotSplice(f"there is no {_dotted(steps)}")
+    return [str(step) for step in steps]
+
+
+def _element(text: str, at: int, number: int, steps: Steps) -> int:
+    """Where the element of the list at ``at`` begins. Raises CannotSplice if it has none."""
+    if text[at : at + 1] != "[":
+        raise CannotSplice(f"{_dotted(steps) or 'the body'} is no list")
+    at = _skip(text, at + 1)
+    for _ in range(number):
+        if text[at : at + 1] == "]":
+            break
+        at = _skip(text, _decode(text, at)[1])
+        if text[at : at + 1] == ",":
+            at = _skip(text, at + 1)
+    if text[at : at + 1] == "]":
+        raise CannotSplice(f"{_dotted(steps) or 'the body'} has no element {number}")
+    return at
 
 
 def _member(text: str, at: int, name: str) -> tuple[Span | None, int, bool]:

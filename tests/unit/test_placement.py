@@ -226,6 +226,33 @@ def test_a_marker_is_an_element_more_of_a_list(body: bytes, fields: list[Any]) -
     assert put_marker(marked, LISTED, "M1", {}) == marked
 
 
+INSIDE = Marker("json", "Invoices[1].Reference")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"Invoices": [1, { "a" : 1 } ,2]}', '{"Invoices": [1, { "a" : 1,"Reference":"M1" } ,2]}'),
+        ('{"Invoices":[[],{"Reference":""}]}', '{"Invoices":[[],{"Reference":"M1"}]}'),
+        ('{"Invoices":["],{",{}]}', '{"Invoices":["],{",{"Reference":"M1"}]}'),
+        ('{"Invoices":[{},null]}', '{"Invoices":[{},{"Reference":"M1"}]}'),
+    ],
+)
+def test_a_marker_is_a_member_of_an_element_that_is_there(before: str, after: str) -> None:
+    marked = put_marker(call(before.encode()), INSIDE, "M1", {})
+
+    assert text(marked) == after
+    assert put_marker(marked, INSIDE, "M1", {}) == marked
+
+
+@pytest.mark.parametrize(
+    "body", ["{}", '{"Invoices": []}', '{"Invoices": [{}]}', '{"Invoices": {"1": {}}}', "[1, {}]"]
+)
+def test_an_element_that_is_not_there_is_not_made(body: str) -> None:
+    with pytest.raises(CannotPlace):
+        put_marker(call(body.encode()), INSIDE, "M1", {})
+
+
 def test_a_marker_is_a_text_more_among_tags() -> None:
     marker = Marker("json", "tags", element=parse_structure("op:{key}", ("key",)))
 
