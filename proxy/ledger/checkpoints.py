@@ -8,7 +8,6 @@ mixture. Its content is sealed under the name of its row and that row's hash: ne
 from __future__ import annotations
 
 import contextlib
-import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from proxy.core.operation import Event, Kind
 from proxy.ledger.base import Checkpoint, Condition, Damaged, StaleCheckpoint
 from proxy.ledger.chain import START
-from proxy.ledger.codec import row_hash
-from proxy.ledger.seal import ID_BYTES, Sealer
+from proxy.ledger.codec import fits, row_hash
+from proxy.ledger.seal import Sealer
 
 COLUMNS = (
     "run",
@@ -50,8 +49,6 @@ _OLD = (
     " AND o.key < c.run || '0' AND o.state IN ('in_flight', 'unknown', 'awaiting_approval'))"
     " LIMIT ?"
 )
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,14 +150,9 @@ def reseal(db: sqlite3.Connection, sealer: Sealer, after: int) -> int | None:
         if row is None:
             return None
         number, sealed, *columns = row
-        if sealed[:ID_BYTES] != sealer.ids[0]:
-            try:
-                name = identity(decode((*columns, True)), columns[-1])
-                again = sealer.seal(sealer.unseal(sealed, name), name)
-            except Damaged as damage:
-                log.error("left as it is: %s", damage)
-            else:
-                db.execute("UPDATE checkpoints SET sealed = ? WHERE rowid = ?", (again, number))
+        again = sealer.anew(sealed, lambda: identity(decode((*columns, True)), columns[-1]))
+        if again is not None:
+            db.execute("UPDATE checkpoints SET sealed = ? WHERE rowid = ?", (again, number))
         return int(number)
 
 
@@ -230,11 +222,7 @@ def _opened(row: Sequence[Any], sealer: Sealer) -> Checkpoint:
 def decode(row: Sequence[Any]) -> Checkpoint:
     """The checkpoint of a row of ``_SELECT``. Raises Damaged when it does not fit its hash."""
     *columns, digest, kept = row
-    try:
-        fits = row_hash(columns) == digest
-    except (TypeError, ValueError):  # a column can be damaged into anything
-        fits = False
-    if not fits:
+    if not fits(columns, digest):
         raise Damaged(f"the row of a checkpoint of {row[0]} does not fit its hash: it was damaged")
     run, version, step, created_at, size, after, *_ = columns
     return Checkpoint(run, version, created_at, size, after, step, bool(kept))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +9,8 @@ from typing import Any
 
 from proxy.core.model import Answer
 from proxy.ledger.base import Conflict, Damaged, LedgerError, Prompt, Recorded
-from proxy.ledger.codec import pack_answer, row_hash, unpack_answer
-from proxy.ledger.seal import ID_BYTES, Sealer
+from proxy.ledger.codec import fits, pack_answer, row_hash, unpack_answer
+from proxy.ledger.seal import Sealer
 
 COLUMNS = ("run", "step", "fingerprint", "number", "epoch", "created_at", "size", "heard", "hash")
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM journal"
@@ -20,8 +19,6 @@ _CALL = "run = ? AND step = ? AND fingerprint = ?"
 LIST = f"{_SELECT} WHERE {_CALL} ORDER BY number"
 _ONE = f"WHERE {_CALL} AND number = ?"
 _INSERT = f"INSERT INTO journal VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,14 +93,9 @@ def reseal(db: sqlite3.Connection, sealer: Sealer, after: int) -> int | None:
     if row is None:
         return None
     number, sealed, *columns = row
-    if sealed[:ID_BYTES] != sealer.ids[0]:
-        try:
-            name = _identity(_prompt(columns), decode(columns))
-            again = sealer.seal(sealer.unseal(sealed, name), name)
-        except Damaged as damage:
-            log.error("left as it is: %s", damage)
-        else:
-            db.execute("UPDATE journal SET sealed = ? WHERE rowid = ?", (again, number))
+    again = sealer.anew(sealed, lambda: _identity(_prompt(columns), decode(columns)))
+    if again is not None:
+        db.execute("UPDATE journal SET sealed = ? WHERE rowid = ?", (again, number))
     return int(number)
 
 
@@ -131,11 +123,7 @@ def faults(db: sqlite3.Connection, sealer: Sealer, run: str | None) -> Iterator[
 def decode(row: Sequence[Any]) -> Recorded:
     """What a row of ``LIST`` says. Raises Damaged when it does not fit its hash."""
     *columns, digest = row
-    try:
-        fits = row_hash(columns) == digest
-    except (TypeError, ValueError):  # a column can be damaged into anything
-        fits = False
-    if not fits:
+    if not fits(columns, digest):
         raise Damaged(
             f"the row of a recorded answer of {row[0]} does not fit its hash: it was damaged"
         )

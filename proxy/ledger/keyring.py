@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
 import sqlite3
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from proxy.ledger.base import Damaged, WrongKey
+from proxy.ledger.base import WrongKey
 from proxy.ledger.schema import remember
-from proxy.ledger.seal import ID_BYTES, Sealer, content_identity
-
-log = logging.getLogger(__name__)
+from proxy.ledger.seal import Sealer, content_identity
 
 
 class Keys(NamedTuple):
@@ -70,15 +68,9 @@ def reseal(db: sqlite3.Connection, sealer: Sealer, after: int, most: int, last: 
             (after, last, most),
         ).fetchall()
         for number, key, kind, sealed in rows:
-            if sealed[:ID_BYTES] == sealer.ids[0]:
-                continue
-            identity = content_identity(key, kind, number)
-            try:
-                again = sealer.seal(sealer.unseal(sealed, identity), identity)
-            except Damaged as damage:
-                log.error("left as it is: %s", damage)
-                continue
-            db.execute("UPDATE contents SET sealed = ? WHERE id = ?", (again, number))
+            again = sealer.anew(sealed, partial(content_identity, key, kind, number))
+            if again is not None:
+                db.execute("UPDATE contents SET sealed = ? WHERE id = ?", (again, number))
         db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -23,6 +24,8 @@ NONCE_BYTES = 12  # what GCM is made for
 ID_BYTES = 4  # tells apart the few keys of one file; the seal itself tells whether it is the key
 HEAD_BYTES = ID_BYTES + NONCE_BYTES
 CANARY = b"onceproxy ledger key"
+
+log = logging.getLogger(__name__)
 
 
 class Sealer:
@@ -60,6 +63,18 @@ class Sealer:
             return aead.decrypt(nonce, rest, identity.encode())
         except (InvalidTag, ValueError, TypeError) as error:
             raise Damaged(f"the stored {identity} cannot be opened: it was damaged") from error
+
+    def anew(self, sealed: bytes, identity: Callable[[], str]) -> bytes | None:
+        """The same, sealed under the key in use; None if it is already, or is damaged and stays as
+        it is. ``identity`` may raise Damaged."""
+        if isinstance(sealed, bytes) and sealed[:ID_BYTES] == self.ids[0]:
+            return None
+        try:
+            name = identity()
+            return self.seal(self.unseal(sealed, name), name)
+        except Damaged as damage:
+            log.error("left as it is: %s", damage)
+            return None
 
     def _unseal_unnamed(self, sealed: bytes, identity: str) -> bytes | None:
         """What was sealed before seals named their key; None if it is not that."""
