@@ -17,7 +17,6 @@ from proxy.core.call import (
     Governed,
     Passing,
     name,
-    noise_of,
     stricter,
     triage,
 )
@@ -324,7 +323,7 @@ class Callers:
         """The call under the fingerprints of the operation that it repeats, by what was sent then
         and by the rule as it is now. A rule that is added or changed makes no new operation."""
         endpoint = call.endpoint
-        noise = noise_of(endpoint, call.business_key)
+        noise = call.noise
         for operation in candidates:
             stored, intent = await self._ledger.request_of(operation.key), operation.intent
             if stored is None or (operation.method, operation.url) != (

@@ -459,7 +459,12 @@ class Engine:
         """What an answer means, and what is kept of it."""
         if not isinstance(result, Answered):
             return None, None
-        verdict = classify(bound.endpoint, result, keyed=operation.intent.upstream_key is not None)
+        verdict = classify(
+            bound.endpoint,
+            result,
+            keyed=operation.intent.upstream_key is not None,
+            request=bound.call.request if bound.call is not None else bound.stored,
+        )
         if verdict.replayed and settle.foreign(operation, len(operation.attempts)):
             self._lookups.foreign(operation)
         elif verdict.replayed:

@@ -23,7 +23,7 @@ from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Request
 from proxy.core.operation import ENDED, RULE, Kind, Operation, State, changed
-from proxy.core.reconcile import Found, Inquiry, LookupVerdict, NoneFound, choose
+from proxy.core.reconcile import Found, LookupVerdict, NoneFound, choose, inquiry_of
 from proxy.core.rules import Lookup
 from proxy.core.transitions import evolve_all
 from proxy.core.views import BodyMissing, RequestView
@@ -175,7 +175,8 @@ class Lookups:
             "key": key,
             "sent_at": operation.first_maybe_sent_at or operation.created_at,
         }
-        inquiry = Inquiry(lookup, bound.view.request, bound.view.params, names)
+        request, params = bound.view.request, bound.view.params
+        inquiry = inquiry_of(bound.endpoint, lookup, request, params, names)
         while True:
             step = inquiry.next()
             if not isinstance(step, Request):

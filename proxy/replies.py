@@ -14,7 +14,7 @@ import structlog
 
 from proxy.bound import Bound
 from proxy.core import jsonrpc
-from proxy.core.call import Governed, noise_of
+from proxy.core.call import Governed
 from proxy.core.decide import Answer, Decision, Hold, Refuse
 from proxy.core.fingerprint import DuplicateMember, canonical, differences
 from proxy.core.intent import placed
@@ -184,7 +184,7 @@ class Replies:
         stored = await self._ledger.request_of(key)
         if operation is None or stored is None or stored.body.data is None:
             return refusal
-        noise = noise_of(call.endpoint, call.business_key)
+        noise = call.noise
         headers = call.endpoint.headers
         try:
             mine = placed(call.bare, call.endpoint, operation.intent)

@@ -27,7 +27,7 @@ from proxy.core.identity import encode_part
 from proxy.core.keys import is_minted, keyed_digest
 from proxy.core.matching import Matched, effective_method
 from proxy.core.model import Identity, Request, frozen
-from proxy.core.placement import key_of_caller
+from proxy.core.placement import argument_path, each, items_mean, key_of_caller
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
 from proxy.core.views import MISSING, BodyMissing, RequestView
@@ -90,6 +90,7 @@ class Governed:
     url: str  # of ``bare``
     credentials: Credentials
     canonical: Canonical
+    noise: tuple[str, ...]  # what does not count in it
     fingerprint: str
     core_fingerprint: str
     account: str | None
@@ -212,10 +213,17 @@ def name(
     if credentials and endpoint.signed == "none" and is_signed(credentials):
         # Whatever the rule's author thought of.
         endpoint = replace(endpoint, signed="sigv4" if is_signed_whole(credentials) else "headers")
+    if graphql_arguments(endpoint):
+        endpoint = replace(
+            endpoint,
+            noise=_located(bare, endpoint.noise),
+            wording=_located(bare, endpoint.wording),
+        )
     own_key, business_key = _keys_of_caller(request, endpoint)
     digest_key = policy.digest_key
+    noise = noise_of(endpoint, business_key, request)
     try:
-        canon = canonical(bare, noise=noise_of(endpoint, business_key), headers=endpoint.headers)
+        canon = canonical(bare, noise=noise, headers=endpoint.headers)
     except DuplicateMember as error:
         return Refusal(
             "bad-request",
@@ -251,6 +259,7 @@ def name(
         url=bare.url,
         credentials=credentials,
         canonical=canon,
+        noise=noise,
         fingerprint=fingerprint,
         core_fingerprint=canon.digest(endpoint.wording) if endpoint.wording else fingerprint,
         account=_account_digest(digest_key, endpoint, account),
@@ -309,7 +318,24 @@ def _keys_of_caller(request: Request, endpoint: Endpoint) -> tuple[str | None, s
     return (own if stays else None), None
 
 
-def noise_of(endpoint: Endpoint, business_key: str | None) -> tuple[str, ...]:
+def graphql_arguments(endpoint: Endpoint) -> bool:
+    """Whether the rule names fields of the body as arguments of a GraphQL field."""
+    return any(path.startswith("graphql.") for path in (*endpoint.noise, *endpoint.wording))
+
+
+def _located(request: Request, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The places of arguments in this request. One that the document writes out has none of its
+    own: it counts."""
+    found = [
+        argument_path(request, path.removeprefix("graphql."))
+        if path.startswith("graphql.")
+        else path
+        for path in paths
+    ]
+    return tuple(path for path in found if path is not None)
+
+
+def noise_of(endpoint: Endpoint, business_key: str | None, request: Request) -> tuple[str, ...]:
     """What does not count in the fingerprint: the rule's noise, the ids of a JSON-RPC exchange, and
     the place of the key where the caller's SDK makes up another one each time."""
     key, noise = endpoint.key, endpoint.noise
@@ -317,10 +343,13 @@ def noise_of(endpoint: Endpoint, business_key: str | None) -> tuple[str, ...]:
         noise = (*noise, *jsonrpc.NOISE)
     if key is None or business_key is not None:
         return noise
+    if each(key.name) and items_mean(request, key):
+        return noise
     if key.place == "query":
         return (*noise, f"query.{key.name}")
     if key.place == "graphql":
-        return (*noise, f"body.variables.{key.name}")
+        path = argument_path(request, key.name)
+        return noise if path is None else (*noise, path)
     if key.place in ("json", "form", "body"):
         return (*noise, f"body.{key.name}")
     return noise

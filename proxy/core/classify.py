@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.core import graphql
 from proxy.core.bodies import BodyMissing, is_json, media_type
-from proxy.core.model import Answered, frozen
+from proxy.core.model import Answered, Request, frozen
 from proxy.core.rules import AnswerLine, Endpoint
 from proxy.core.templates import ValueMissing
 from proxy.core.values import text_of
-from proxy.core.views import AnswerView
+from proxy.core.views import AnswerView, RequestView
 
 NOT_APPLIED = frozenset({401, 407, 421, 425, 429})
 """Turned away before anybody looked at it: credentials, wrong server, too early, limits."""
@@ -40,17 +41,47 @@ class Verdict:
     reason: str
 
 
-def classify(endpoint: Endpoint | None, answered: Answered, *, keyed: bool) -> Verdict:
-    """``keyed``: the attempt carried the operation's upstream key."""
+def classify(
+    endpoint: Endpoint | None, answered: Answered, *, keyed: bool, request: Request | None = None
+) -> Verdict:
+    """``keyed``: the attempt carried the operation's upstream key. ``request``: it, for what its
+    answer calls a GraphQL field."""
     answer_format = endpoint.answer_format if endpoint else "json"
-    seen = AnswerView(answered.answer, answer_format, answered.complete)
+    alias = alias_in(endpoint, request)
+    seen = AnswerView(answered.answer, answer_format, answered.complete, alias)
     means, replayed, reason = _by_lines(endpoint, seen)
     if means is None:
         means, reason = _built_in(answered, keyed)
+        if means == "succeeded" and endpoint is not None and speaks_graphql(endpoint):
+            means, reason = _graphql(seen) or (means, reason)
     external_id = None
     if means in ("succeeded", "accepted") and endpoint is not None:
         external_id = external_id_of(endpoint.external_id, seen)
     return Verdict(means, replayed, external_id, reason)
+
+
+def speaks_graphql(endpoint: Endpoint) -> bool:
+    """Whether the rule knows calls of this endpoint by their GraphQL document."""
+    return endpoint.match is not None and bool(endpoint.match.graphql)
+
+
+def alias_in(endpoint: Endpoint | None, request: Request | None) -> graphql.Alias | None:
+    if endpoint is None or request is None or not speaks_graphql(endpoint):
+        return None
+    try:
+        body = RequestView(request).get("body")
+    except BodyMissing:
+        return None
+    return graphql.alias_of(body, request.query)
+
+
+def _graphql(seen: AnswerView) -> tuple[str, str] | None:
+    """What GraphQL itself says about errors inside a success."""
+    try:
+        means = graphql.error_of(seen.body)
+    except BodyMissing as error:
+        return "unknown", f"errors may be inside: {error}"
+    return None if means is None else (means, f"errors inside the answer: {means}")
 
 
 def _by_lines(endpoint: Endpoint | None, seen: AnswerView) -> tuple[str | None, bool, str]:

@@ -78,6 +78,30 @@ def render(
     return key
 
 
+def of_item(
+    whole: str,
+    index: int,
+    rendering: str,
+    *,
+    max_length: int = 255,
+    min_length: int = 1,
+    alphabet: str | None = None,
+    prefix: str = "",
+) -> str:
+    """The key of one item of a batch whose own key is ``whole``: a pure function of that text and
+    of the item's place. Whoever cannot make the one cannot make the other, so no secret is needed.
+    Raises UnfitKey."""
+    text = f"{whole.removeprefix(prefix)}#{index}"
+    return render(
+        text,
+        rendering,
+        max_length=max_length,
+        min_length=min_length,
+        alphabet=alphabet,
+        prefix=prefix,
+    )
+
+
 def verify(
     rendering: str,
     *,

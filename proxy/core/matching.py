@@ -146,7 +146,7 @@ class Match:
     rest: str | None = None
     head: Condition | None = None
     body: Condition | None = None
-    graphql: str | None = None
+    graphql: tuple[str, ...] = ()  # kinds, or names of the one field
     jsonrpc: JsonRpc | None = None
 
     @property
@@ -187,7 +187,7 @@ class Match:
         try:
             if self.body is not None and not _body_holds(self.body, view):
                 return False
-            if self.graphql is not None and not graphql.calls(view.get("body"), self.graphql):
+            if self.graphql and not _executes(view, self.graphql):
                 return False
             return self.jsonrpc is None or _calls(view, self.jsonrpc)
         except BodyMissing:
@@ -208,6 +208,14 @@ def _holds(condition: Condition, view: RequestView) -> bool:
         return condition.holds(view)
     except (BodyMissing, ValueMissing):
         return False
+
+
+def _executes(view: RequestView, wanted: tuple[str, ...]) -> bool:
+    try:
+        body = view.get("body")
+    except BodyMissing:
+        return "unknown" in wanted
+    return graphql.calls(body, wanted, view.request.query)
 
 
 def _calls(view: RequestView, wanted: JsonRpc) -> bool:

@@ -27,7 +27,7 @@ class Missing:
 
 MISSING: Final = Missing()
 
-REQUEST_ROOTS = ("body", "path", "query", "header", "host")
+REQUEST_ROOTS = ("body", "path", "query", "header", "host", "graphql")
 
 
 class PathError(ValueError):
@@ -49,8 +49,8 @@ Step = str | int | _All
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """``root``: body, path, query, header, host or status; an answer's own members have root
-    ``body``. Of a header the only step is its name, in lower case."""
+    """``root``: body, path, query, header, host, graphql or status; an answer's own members have
+    root ``body``. Of a header the only step is its name, in lower case."""
 
     text: str
     root: str

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from proxy.core import graphql, keys
 from proxy.core.bodies import BodyMissing, content, is_json, media_type, text_of
+from proxy.core.fieldpath import path_text
 from proxy.core.matching import Match, readings
 from proxy.core.model import Body, Headers, Request, header, without
-from proxy.core.paths import parse_steps
+from proxy.core.paths import ALL, parse_steps
 from proxy.core.rules import KeySpec, Marker
 from proxy.core.splice import (
     CannotSplice,
+    read_each,
     read_member,
     read_pair,
+    write_each,
     write_element,
     write_member,
     write_pair,
 )
 from proxy.core.templates import Template, ValueMissing, render_structure
+from proxy.core.views import RequestView
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
@@ -37,7 +42,10 @@ class CannotPlace(Exception):
 
 
 def key_of_caller(request: Request, spec: KeySpec, match: Match | None = None) -> str | None:
-    """The key that the caller put in the place of the rule, or None. Empty text is none."""
+    """The key that the caller put in the place of the rule, or None. Empty text is none, and a
+    batch whose items have keys has none of its own."""
+    if each(spec.name):
+        return None
     try:
         value = _read(request, spec.place, spec.name, match)
     except CannotPlace:
@@ -47,9 +55,18 @@ def key_of_caller(request: Request, spec: KeySpec, match: Match | None = None) -
 
 def put_key(request: Request, spec: KeySpec, key: str, match: Match | None = None) -> Request:
     """The request with the key in its place, instead of whatever was there, and with ``also``
-    where the caller left it out. ``match`` (the endpoint's) is needed for keys in the path. Raises
-    CannotPlace."""
-    return _with_also(_write(request, spec.place, spec.name, key, match), spec, match)
+    where the caller left it out. ``match`` (the endpoint's) is needed for keys in the path. In a
+    batch every item gets its own, made from this one, unless the caller has given it one that
+    stays. Raises CannotPlace."""
+    if each(spec.name):
+        texts = [
+            None if stays(own, spec) else item_key(spec, key, index)
+            for index, own in enumerate(_own_of_items(request, spec.place, spec.name))
+        ]
+        request = _write_items(request, spec.place, spec.name, texts)
+    else:
+        request = _write(request, spec.place, spec.name, key, match)
+    return _with_also(request, spec, match)
 
 
 def put_marker(
@@ -61,6 +78,8 @@ def put_marker(
 ) -> Request:
     """The request with the marker's text, and with ``also`` where the caller left it out. Raises
     CannotPlace, also where a value of the caller's own is kept."""
+    if each(marker.name):
+        return _marked_items(request, marker, text, names)
     if marker.element is not None:
         return _with_element(request, marker, {**names, "key": text})
     if marker.message is not None:
@@ -75,9 +94,108 @@ def put_marker(
 
 def _with_also(request: Request, of: KeySpec | Marker, match: Match | None) -> Request:
     for name, value in of.also.items():
-        if _read(request, of.place, name, match) in (None, ""):
+        if each(name):
+            own = _own_of_items(request, of.place, name)
+            values = [value if given in (None, "") else None for given in own]
+            request = _write_items(request, of.place, name, values)
+        elif _read(request, of.place, name, match) in (None, ""):
             request = _write(request, of.place, name, value, match)
     return request
+
+
+# items of a batch
+
+
+def each(name: str) -> bool:
+    """Whether the name leads into every item of a list: ``Entries[].MessageDeduplicationId``."""
+    return "[]" in name
+
+
+def stays(own: Any, spec: KeySpec) -> bool:
+    """Whether a key of the caller's own is kept: it is no made-up one, or the rule keeps those."""
+    if own in (None, ""):
+        return False
+    return spec.existing == "keep" or not keys.is_minted(str(own), spec.minted)
+
+
+def items_mean(request: Request, spec: KeySpec) -> bool:
+    """Whether an item of the batch has a key of the caller's own that no SDK made up."""
+    try:
+        found = _own_of_items(request, spec.place, spec.name)
+    except CannotPlace:
+        return False
+    return any(own not in (None, "") and not keys.is_minted(str(own), spec.minted) for own in found)
+
+
+def item_key(spec: KeySpec, key: str, index: int) -> str:
+    return keys.of_item(
+        key,
+        index,
+        spec.rendering,
+        max_length=spec.max_length,
+        min_length=spec.min_length,
+        alphabet=spec.alphabet,
+        prefix=spec.prefix,
+    )
+
+
+def item_marker(marker: Marker, text: str, index: int) -> str:
+    return keys.of_item(text, index, marker.rendering, max_length=marker.max_length)
+
+
+def _marked_items(request: Request, marker: Marker, text: str, names: Mapping[str, Any]) -> Request:
+    texts = []
+    for index, own in enumerate(_own_of_items(request, marker.place, marker.name)):
+        mark = item_marker(marker, text, index)
+        if marker.append is not None:
+            mark = _appended(own, marker.append, mark, names)
+        elif own not in (None, "", mark) and marker.existing == "keep":
+            raise CannotPlace(f"the caller's own value in {marker.name} is kept")
+        texts.append(mark)
+    return _with_also(_write_items(request, marker.place, marker.name, texts), marker, None)
+
+
+def _own_of_items(request: Request, place: str, name: str) -> list[Any]:
+    """What the caller has put there, for each item. Raises CannotPlace, also where there is no
+    item."""
+    found: list[Any] = _in_items(request, place, name, read_each)
+    if not found:
+        raise CannotPlace("the batch is empty")
+    return found
+
+
+def _write_items(request: Request, place: str, name: str, values: Sequence[Any]) -> Request:
+    written: str = _in_items(
+        request,
+        place,
+        name,
+        lambda text, steps, inside: write_each(text, steps, inside, values),
+    )
+    return _with_body(request, written, JSON)
+
+
+def _in_items(
+    request: Request,
+    place: str,
+    name: str,
+    act: Callable[[str, Sequence[Any], Sequence[Any]], Any],
+) -> Any:
+    text = _body_text(request)
+    if _as_form(request, place):
+        raise CannotPlace("the body is a form, in which no item has a place of its own")
+    steps = parse_steps(name)
+    if place == "graphql":
+        spot = _spot(request, name)
+        if not isinstance(spot, graphql.InVariables):
+            raise CannotPlace("the document writes the list out")
+        steps = ("variables", *spot.steps)
+    if ALL not in steps:
+        raise CannotPlace(f"{name} leads into no list")
+    at = steps.index(ALL)
+    try:
+        return act(text, steps[:at], steps[at + 1 :])
+    except CannotSplice as error:
+        raise CannotPlace(str(error)) from None
 
 
 def _appended(existing: Any, append: Template, text: str, names: Mapping[str, Any]) -> str:
@@ -96,7 +214,7 @@ def _with_element(request: Request, marker: Marker, names: Mapping[str, Any]) ->
         raise CannotPlace("the body is a form, which has no lists")
     try:
         element = render_structure(marker.element, None, names)
-        steps = _steps(marker.place, marker.name)
+        steps = _steps(request, marker.place, marker.name)
         written = write_element(text if text.strip() else "{}", steps, element)
     except (CannotSplice, ValueMissing) as error:
         raise CannotPlace(str(error)) from None
@@ -145,7 +263,11 @@ def _read(request: Request, place: str, name: str, match: Match | None) -> Any:
     text = _body_text(request)
     if _as_form(request, place):
         return _read_form(text, place, name)
-    return _member(text, _steps(place, name)) if text.strip() else None
+    if place == "graphql":
+        spot = _spot(request, name)
+        if isinstance(spot, graphql.InDocument):
+            return spot.value
+    return _member(text, _steps(request, place, name)) if text.strip() else None
 
 
 def _write(
@@ -164,7 +286,12 @@ def _write(
     if _as_form(request, place):
         return _with_body(request, _write_form(text, place, name, plain), FORM)
     try:
-        written = write_member(text if text.strip() else "{}", _steps(place, name), value)
+        if place == "graphql" and isinstance(spot := _spot(request, name), graphql.InDocument):
+            document = spot.written(read_member(text, ["query"]), value)
+            written = write_member(text, ["query"], document)
+        else:
+            steps = _steps(request, place, name)
+            written = write_member(text if text.strip() else "{}", steps, value)
     except CannotSplice as error:
         raise CannotPlace(str(error)) from None
     return _with_body(request, written, JSON)
@@ -223,7 +350,7 @@ def _as_form(request: Request, place: str) -> bool:
     if not request.body.size:
         return place == "form" or (place == "body" and media_type(request.headers) == FORM)
     kind = media_type(request.headers)
-    looks_json = (request.body.data or b"").lstrip()[:1] == b"{"
+    looks_json = (request.body.data or b"").lstrip()[:1] in (b"{", b"[")
     if is_json(kind) or looks_json:
         if place == "form":
             raise CannotPlace("the body is JSON, not a form")
@@ -235,9 +362,42 @@ def _as_form(request: Request, place: str) -> bool:
     raise CannotPlace(f"the body is {kind or 'of no stated kind'}, neither JSON nor a form")
 
 
-def _steps(place: str, name: str) -> list[str | int]:
-    path = f"variables.{name}" if place == "graphql" else name
-    return [step for step in parse_steps(path) if isinstance(step, str | int)]
+def _steps(request: Request, place: str, name: str) -> list[str | int]:
+    if place != "graphql":
+        return _plain(name)
+    spot = _spot(request, name)
+    if not isinstance(spot, graphql.InVariables):
+        raise CannotPlace("the document writes the value out")
+    return ["variables", *spot.steps]
+
+
+def _plain(name: str) -> list[str | int]:
+    return [step for step in parse_steps(name) if isinstance(step, str | int)]
+
+
+def _spot(request: Request, name: str) -> graphql.Place:
+    """Where the argument of a GraphQL field stands. Raises CannotPlace."""
+    try:
+        body = RequestView(request).get("body")
+    except BodyMissing as error:
+        raise CannotPlace(str(error)) from None
+    if not isinstance(body, dict) or "query" not in body:
+        raise CannotPlace("the body is no GraphQL request in JSON")
+    try:
+        return graphql.place_of(graphql.executed(body), parse_steps(name))
+    except graphql.NoPlace as error:
+        raise CannotPlace(str(error)) from None
+
+
+def argument_path(request: Request, name: str) -> str | None:
+    """The path of the fingerprint at which an argument stands, where it is one of its own."""
+    try:
+        spot = _spot(request, name)
+    except CannotPlace:
+        return None
+    if not isinstance(spot, graphql.InVariables):
+        return None
+    return path_text("body", ("variables", *(None if s is ALL else s for s in spot.steps)))
 
 
 def _member(text: str, steps: list[str | int]) -> Any:
@@ -267,7 +427,7 @@ def _form_field(place: str, name: str) -> tuple[str, list[str | int]]:
     """Of ``in: body``, ``metadata.event.key`` is JSON inside the form's field ``metadata``."""
     if place == "form" or "[" in name:
         return name, []
-    field, *inside = _steps(place, name)
+    field, *inside = _plain(name)
     return str(field), inside
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from proxy.core import graphql
 from proxy.core.bodies import BodyMissing, dump_json
 from proxy.core.classify import external_id_of
 from proxy.core.model import (
@@ -29,6 +30,7 @@ from proxy.core.model import (
 )
 from proxy.core.pages import Next, NoWayOn, following, more_than_this
 from proxy.core.paths import MISSING, answer_path, walk
+from proxy.core.placement import each, item_key, item_marker
 from proxy.core.rules import Endpoint, Lookup
 from proxy.core.splice import CannotSplice, write_member
 from proxy.core.templates import ValueMissing, render_structure
@@ -52,6 +54,14 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """Of a batch some items are there, and no more than these."""
+
+    found: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class NoneFound:
     """Every page was read and held a list without a match. ``shifting``: pages were counted by
     offset or number, so that one look alone may have skipped an object."""
@@ -65,7 +75,7 @@ class Inconclusive:
     reason: str
 
 
-LookupVerdict = Found | Several | NoneFound | Inconclusive
+LookupVerdict = Found | Several | Partial | NoneFound | Inconclusive
 
 DENIED = frozenset({401, 403, 407})
 
@@ -109,6 +119,109 @@ def choose(endpoint: Endpoint, view: RequestView) -> Lookup | None:
         except (BodyMissing, ValueMissing):
             return None
     return None
+
+
+def inquiry_of(
+    endpoint: Endpoint,
+    lookup: Lookup,
+    request: Request,
+    params: Mapping[str, str],
+    names: Mapping[str, Any],
+) -> Inquiry | BatchInquiry:
+    if lookup.each is None:
+        return Inquiry(lookup, request, params, names)
+    return BatchInquiry(endpoint, lookup, request, params, names)
+
+
+ITEMS_MAX = 100  # of a batch, that are asked about
+
+
+class BatchInquiry:
+    """One look for every item of a batch: all are there, none is, or some are. ``{key}`` is the
+    item's own, ``{each}`` the item. An address that was asked for one item is not asked again."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        lookup: Lookup,
+        request: Request,
+        params: Mapping[str, str],
+        names: Mapping[str, Any],
+    ) -> None:
+        self.lookup = lookup
+        self.names = names
+        self.view = RequestView(request, params)
+        self._answers: dict[tuple[str, str, str], SendResult] = {}
+        self._verdicts: list[Found | NoneFound] = []
+        self._inquiries: list[Inquiry] = []
+        self._stop: LookupVerdict | None = None
+        assert lookup.each is not None
+        try:
+            items = self.view.get(lookup.each)
+        except BodyMissing as error:
+            self._stop = Inconclusive("no_query", f"the stored request: {error}")
+            return
+        if not isinstance(items, list) or not 0 < len(items) <= ITEMS_MAX:
+            reason = f"{lookup.each.text} is no list of 1 to {ITEMS_MAX} items"
+            self._stop = Inconclusive("no_query", reason)
+            return
+        for index, item in enumerate(items):
+            own = {**names, "key": key_of_item(endpoint, names.get("key"), index), "each": item}
+            self._inquiries.append(Inquiry(lookup, request, params, own))
+
+    def next(self) -> Request | LookupVerdict:
+        while self._stop is None:
+            if len(self._verdicts) == len(self._inquiries):
+                self._stop = self._verdict()
+                break
+            step = self._inquiries[len(self._verdicts)].next()
+            if isinstance(step, Request):
+                known = self._answers.get(_asked(step))
+                if known is None:
+                    return step
+                self._inquiries[len(self._verdicts)].feed(known)
+            elif isinstance(step, Found | NoneFound):
+                self._verdicts.append(step)
+            else:
+                self._stop = step
+        return self._stop
+
+    def feed(self, result: SendResult) -> None:
+        step = self.next()
+        if isinstance(step, Request):
+            self._answers[_asked(step)] = result
+            self._inquiries[len(self._verdicts)].feed(result)
+
+    def _verdict(self) -> LookupVerdict:
+        found = [each for each in self._verdicts if isinstance(each, Found)]
+        if not found:
+            shifting = any(isinstance(e, NoneFound) and e.shifting for e in self._verdicts)
+            return NoneFound(shifting)
+        if len(found) < len(self._verdicts) or len({each.failed for each in found}) > 1:
+            return Partial(sum(not each.failed for each in found), len(self._verdicts))
+        items = [each.item for each in found]
+        if len({dump_json(item) for item in items}) < len(items):
+            return Several(len(items))  # one object for two items
+        names = {**self.names, "items": items}
+        answer = build_answer(self.lookup, items, self.view, names)
+        external_id = external_id_of(self.lookup.external_id, AnswerView(answer, "json"))
+        return Found(external_id, items, answer, found[0].failed)
+
+
+def _asked(request: Request) -> tuple[str, str, str]:
+    return request.method, request.target, request.body.sha256
+
+
+def key_of_item(endpoint: Endpoint, key: str | None, index: int) -> str | None:
+    """The text that the marker, else the key, wrote into an item of the batch."""
+    if key is None:
+        return None
+    if endpoint.marker is not None:
+        marker = endpoint.marker
+        return item_marker(marker, key, index) if each(marker.name) else key
+    if endpoint.key is not None and each(endpoint.key.name):
+        return item_key(endpoint.key, key, index)
+    return key
 
 
 class Inquiry:
@@ -268,7 +381,20 @@ class Inquiry:
         if found is None and path is not None:
             value = ItemView(item, headers).get(path)
             found = None if value is MISSING else text_of(value)
+        if self.lookup.graphql:
+            answer = self._as_asked(answer)
         return Found(found, item, answer, failed)
+
+    def _as_asked(self, answer: Answer) -> Answer:
+        """With the alias that the call gave its GraphQL field."""
+        try:
+            alias = graphql.alias_of(self.view.get("body"), self.view.request.query)
+        except BodyMissing:
+            return answer
+        if alias is None or alias.alias == alias.name:
+            return answer
+        body = alias.named(AnswerView(answer, "json").body)
+        return Answer(answer.status, "", answer.headers, Body.of(dump_json(body).encode()))
 
 
 def _inherited(request: Request, lookup: Lookup) -> Headers:

@@ -85,6 +85,7 @@ class Lookup:
     header: tuple[tuple[str, str], ...] = ()  # in place of the first request's
     json: Any = None  # a structure of templates, for lookups by POST
     when: Condition | None = None
+    each: Path | None = None  # the items of a batch, each of which is looked for
     items: str | None = None
     where: Condition | None = None
     by: str = "marker"  # marker | content
@@ -102,6 +103,7 @@ class Lookup:
     answer_format: str = "json"
     answers: tuple[AnswerLine, ...] = ()
     key_header: str | None = None  # never sent with a lookup
+    graphql: bool = False  # the answer names the field as the call did
 
 
 @dataclass(frozen=True, slots=True)

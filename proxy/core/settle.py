@@ -13,7 +13,7 @@ from proxy.core.classify import Verdict
 from proxy.core.decide.decision import Watch
 from proxy.core.model import Answered, Denied, Lost, NotSent, SendResult, frozen
 from proxy.core.operation import STOPPED, Event, Kind, Operation, State
-from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Several
+from proxy.core.reconcile import Found, Inconclusive, LookupVerdict, NoneFound, Partial, Several
 from proxy.core.rules import Endpoint, Lookup
 
 # A refusal that says nothing about what an earlier attempt did: an expired credential, a missing
@@ -232,6 +232,12 @@ def lookup_ended(
         case Several(count):
             data = {"count": count, "reason": "several objects fit"}
             return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, data),))
+        case Partial(found, count):
+            reason = f"{found} of {count} items are there"
+            if watch.quiet_for < lookup.running + (lookup.settle or 0.0):
+                data = {"blocked_by": "lag", "reason": reason}
+                return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
+            return Learned((Event(Kind.EFFECT_AMBIGUOUS, at, {"count": found, "reason": reason}),))
         case Inconclusive(blocked_by, reason):
             data = {"blocked_by": blocked_by, "reason": reason}
             return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),), failed=True)

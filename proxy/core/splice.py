@@ -69,6 +69,41 @@ def write_element(text: str, steps: Steps, element: Any) -> str:
     return text[:end] + new + text[end:]
 
 
+def read_each(text: str, steps: Steps, inside: Steps) -> list[Any]:
+    """Of every element of the list at ``steps`` the value at ``inside``, or None. Raises
+    CannotSplice where there is no list, or an element is no object."""
+    elements = _elements(text, steps)
+    return [read_member(text[start:end], inside) for start, end in elements]
+
+
+def write_each(text: str, steps: Steps, inside: Steps, values: Sequence[Any]) -> str:
+    """The text with that member set in every element of the list; a value of None leaves its
+    element as it is. Raises CannotSplice as ``read_each`` and ``write_member`` do."""
+    elements = _elements(text, steps)
+    parts, at = [], 0
+    for (start, end), value in zip(elements, values, strict=True):
+        if value is not None:
+            parts += [text[at:start], write_member(text[start:end], inside, value)]
+            at = end
+    return "".join([*parts, text[at:]])
+
+
+def _elements(text: str, steps: Steps) -> list[Span]:
+    """The spans of a list's elements."""
+    span = _find(text, steps)[0] if steps else (_skip(text, 0), len(text))
+    if span is None or text[span[0] : span[0] + 1] != "[":
+        raise CannotSplice(f"{_dotted(steps) or 'the body'} is no list")
+    found: list[Span] = []
+    at = _skip(text, span[0] + 1)
+    while text[at : at + 1] != "]":
+        if found:
+            at = _skip(text, _expect(text, at, ","))
+        end = _decode(text, at)[1]
+        found.append((at, end))
+        at = _skip(text, end)
+    return found
+
+
 Span = tuple[int, int]
 
 

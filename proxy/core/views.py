@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
+from proxy.core import graphql
 from proxy.core.bodies import BodyMissing, content, nested, read_answer, read_request
 from proxy.core.model import Answer, Headers, Request, header
 from proxy.core.paths import MISSING, Missing, Path, answer_path, request_path, walk
@@ -56,8 +57,8 @@ class _Lazy:
 
 class RequestView:
     """``body.a.b[0]``, ``path.x`` and ``host.x`` (parameters of the match), ``query.x``,
-    ``header.X``. An empty body has no members; text that is neither JSON nor a form is ``body``
-    itself."""
+    ``header.X``, and ``graphql.x``: an argument of the one field that a GraphQL request calls. An
+    empty body has no members; text that is neither JSON nor a form is ``body`` itself."""
 
     __slots__ = ("_body", "_query", "params", "request")
 
@@ -87,6 +88,9 @@ class RequestView:
                 return walk(self.params, path.steps) if path.steps else self.request.path
             case "host":
                 return walk(self.params, path.steps) if path.steps else self.request.host
+            case "graphql":
+                body = self._body.of(self.request)
+                return walk(graphql.arguments(body, self.request.query), path.steps)
         return MISSING
 
     @property
@@ -99,12 +103,20 @@ class RequestView:
 
 class AnswerView:
     """``id``, ``error.type``, ``errors[].code`` from the top of the body; ``header.X``; and, for a
-    rule's ``status``, the path with that root. ``complete`` False: the body broke off."""
+    rule's ``status``, the path with that root. ``complete`` False: the body broke off. ``alias``:
+    of the GraphQL field that was called, which paths call by its own name."""
 
-    __slots__ = ("_body", "_error", "answer", "answer_format", "complete")
+    __slots__ = ("_alias", "_body", "_error", "answer", "answer_format", "complete")
 
-    def __init__(self, answer: Answer, answer_format: str = "json", complete: bool = True) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        answer_format: str = "json",
+        complete: bool = True,
+        alias: graphql.Alias | None = None,
+    ) -> None:
         self.answer = answer
+        self._alias = alias
         self.answer_format = answer_format
         self.complete = complete
         self._body: Any = MISSING
@@ -137,7 +149,8 @@ class AnswerView:
         if not self.complete:
             raise BodyMissing("the body of the answer broke off")
         data = content(self.answer.body, self.answer.headers)
-        return read_answer(data, self.answer.headers, self.answer_format)
+        body = read_answer(data, self.answer.headers, self.answer_format)
+        return body if self._alias is None else self._alias.plain(body)
 
 
 class ItemView:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.core import keys, rules
+from proxy.core import graphql, keys, rules
 from proxy.core.conditions import Check, Condition
 from proxy.core.matching import READS, HostPattern, JsonRpc, Match
-from proxy.core.paths import Path, answer_path, parse_steps, request_path
+from proxy.core.paths import ALL, Path, answer_path, parse_steps, request_path
+from proxy.core.placement import each
 from proxy.core.templates import placeholders_of
 from proxy.rulefile import schema
 from proxy.rulefile.patterns import (
@@ -234,9 +235,17 @@ class _Compiler:
             rest=rest,
             head=Condition((head,)) if head else None,
             body=Condition((body,)) if body else None,
-            graphql=model.graphql,
+            graphql=self._graphql(model.graphql, (*where, "graphql")),
             jsonrpc=_jsonrpc(model.jsonrpc),
         )
+
+    def _graphql(self, words: str | Sequence[str] | None, where: Where) -> tuple[str, ...]:
+        given = (words,) if isinstance(words, str) else tuple(words or ())
+        for word in given:
+            if not word.isascii() or not word.isidentifier():
+                kinds = ", ".join(graphql.KINDS)
+                self.problems.error(where, f'"{word}" is no name of a field, nor one of {kinds}')
+        return given
 
     # values that the service may give
 
@@ -409,6 +418,8 @@ class _Compiler:
             self.problems.error(where, "a header field is written whole, without `append`")
         if marker.element is None:
             return None
+        if each(marker.name):
+            self.problems.error(where, "`element` is added to one list, not to one of each item")
         if marker.in_ not in ("json", "body", "graphql") or marker.append is not None:
             self.problems.error(where, "`element` is added to a list in JSON, without `append`")
         element = Reader(self.problems, ("key",), reader.params).structure(
@@ -425,8 +436,13 @@ class _Compiler:
             except ValueError as error:
                 self.problems.error(where, str(error))
                 return
-            if not steps or not all(isinstance(step, str | int) for step in steps):
-                self.problems.error(where, "must lead to one member, without []")
+            lists = [step for step in steps if step is ALL]
+            if not steps or steps[-1] is ALL or len(lists) > 1:
+                self.problems.error(
+                    where, "must lead to one member, or with one [] to one of each item"
+                )
+        elif "[]" in name and place in ("header", "query", "path", "mime"):
+            self.problems.error(where, "[] leads into the items of a JSON body")
         if place == "path" and match is not None and name not in match.names:
             self.problems.error(
                 where, f"the match has no {{{name}}}{did_you_mean(name, match.names)}"
@@ -467,8 +483,13 @@ class _Compiler:
         marker: rules.Marker | None,
         shared: tuple[rules.AnswerLine, ...],
     ) -> rules.Lookup:
-        asking = Reader(self.problems, LOOKUP_NAMES, reader.params)
-        answering = Reader(self.problems, ANSWER_NAMES, reader.params)
+        of_items = model.each is not None
+        asking = Reader(
+            self.problems, (*LOOKUP_NAMES, *(["each"] if of_items else [])), reader.params
+        )
+        answering = Reader(
+            self.problems, (*ANSWER_NAMES, *(["items"] if of_items else [])), reader.params
+        )
         method, _, target = model.request.strip().partition(" ")
         if method not in ("GET", "HEAD", "POST"):
             self.problems.error((*where, "request"), "must start with GET, HEAD or POST")
@@ -488,6 +509,14 @@ class _Compiler:
         looks = self._looks(model, pages, where)
         answer = model.answer or schema.LookupAnswer()
         by_content = model.by == "content"
+        if of_items and by_content:
+            self.problems.error(
+                (*where, "each"), "items are known by marks of their own, not by content"
+            )
+        if of_items and not {"key", "each"} & names:
+            self.problems.error(
+                (*where, "each"), "nothing tells one item from another: use {key} or {each.NAME}"
+            )
         found_at = (*where, "found")
         return rules.Lookup(
             method=method,
@@ -495,6 +524,7 @@ class _Compiler:
             header=tuple(model.header.items()),
             json=body,
             when=reader.condition(model.when, (*where, "when"), request_path),
+            each=reader.path(model.each, (*where, "each"), request_path) if model.each else None,
             items=asking.answer_text(model.items, (*where, "items")),
             where=wanted,
             by=model.by,
@@ -515,6 +545,7 @@ class _Compiler:
             answer_format=self._format(),
             answers=shared,
             key_header=key.name if key and key.place == "header" else None,
+            graphql=isinstance(self.model.match, schema.Match) and bool(self.model.match.graphql),
         )
 
     def _pages(self, model: schema.Pages | None, where: Where) -> rules.Pages | None:

@@ -121,7 +121,7 @@ class Match(Model):
     query: Conditions = Field(default_factory=dict)
     header: Conditions = Field(default_factory=dict)
     body: Conditions = Field(default_factory=dict)
-    graphql: str | None = None
+    graphql: Texts | None = None
     jsonrpc: JsonRpc | None = None
 
 
@@ -170,6 +170,7 @@ class Lookup(Model):
     header: dict[str, str] = Field(default_factory=dict)
     json_: Any = Field(default=None, alias="json")
     when: Condition | None = None
+    each: str | None = None
     items: str | None = None
     where: Condition | None = None
     by: Literal["marker", "content"] = "marker"
@@ -242,7 +243,7 @@ class ExampleLookup(Model):
     body: Any = None
     pages: list[Any] = Field(default_factory=list)
     asks: str | None = None
-    means: Literal["found", "failed", "none", "several", "inconclusive"]
+    means: Literal["found", "failed", "none", "several", "partial", "inconclusive"]
     external_id: str | None = None
 
 

@@ -6,8 +6,9 @@ classifying and lookup reading that a live call goes through; only nothing is se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -21,11 +22,13 @@ from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.reconcile import (
     Found,
     Inconclusive,
-    Inquiry,
     LookupVerdict,
     NoneFound,
+    Partial,
     Several,
     choose,
+    inquiry_of,
+    key_of_item,
 )
 from proxy.core.rules import Endpoint
 from proxy.core.splice import read_pair
@@ -34,6 +37,7 @@ from proxy.core.views import MISSING, RequestView
 from proxy.rulefile import schema
 from proxy.rulefile.loader import RuleFile
 
+_ITEM = re.compile(r"\{key\[(\d+)\]\}")
 RUN_AND_STEP = "example-run/example-step"
 SENT_AT = 1_700_000_000.0  # a fixed moment (2023-11-14T22:13:20Z), so that examples never age
 
@@ -58,6 +62,21 @@ class Prepared:
     key: str | None = None
     marker: str | None = None
     notes: tuple[str, ...] = ()
+
+    endpoint: Endpoint | None = None
+
+    def filled(self, text: str, key: str) -> str:
+        """The text with this key in it, and with those that items have of it."""
+
+        def of_item(found: re.Match[str]) -> str:
+            if self.endpoint is None:
+                return found[0]
+            spec = self.endpoint
+            if key == self.key and spec.marker is not None and spec.key is not None:
+                spec = replace(spec, marker=None)
+            return key_of_item(spec, key, int(found[1])) or ""
+
+        return _ITEM.sub(of_item, text).replace("{key}", key)
 
     @property
     def name(self) -> str | None:
@@ -100,7 +119,7 @@ def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
             notes.append(f"no marker: {error}")
     if endpoint.key is not None:
         request, key = _with_key(request, endpoint, operation_key, notes)
-    return Prepared(request, key, marker, tuple(notes))
+    return Prepared(request, key, marker, tuple(notes), endpoint)
 
 
 def _why_untouched(endpoint: Endpoint) -> str | None:
@@ -239,9 +258,10 @@ class _Example:
             self.problems.append(f"{where}: expected {wanted!r}, {_it_is(given)}")
 
     def _equal(self, where: str, wanted: str, given: Any, prepared: Prepared) -> None:
-        """``{key}`` is the key's text in the key's place and the marker's in the marker's."""
+        """``{key}`` is the key's text in the key's place and the marker's in the marker's,
+        ``{key[0]}`` that of the first item of a batch."""
         texts = [t for t in (prepared.key, prepared.marker) if t is not None] or [""]
-        if not any(same(given, wanted.replace("{key}", text)) for text in texts):
+        if not any(same(given, prepared.filled(wanted, text)) for text in texts):
             notes = "".join(f" ({note})" for note in prepared.notes)
             self.problems.append(f"{where}: expected {wanted!r}, {_it_is(given)}{notes}")
 
@@ -249,7 +269,12 @@ class _Example:
         self, number: int, given: schema.ExampleAnswer, matched: Matched, prepared: Prepared
     ) -> None:
         answer = _answer_of(given.status, given.header, given.body, prepared)
-        verdict = classify(matched.endpoint, Answered(answer), keyed=prepared.key is not None)
+        verdict = classify(
+            matched.endpoint,
+            Answered(answer),
+            keyed=prepared.key is not None,
+            request=prepared.request,
+        )
         where = f"answers[{number - 1}]"
         if verdict.means != given.means:
             self.problems.append(
@@ -275,7 +300,7 @@ class _Example:
             self.problems.append(f"{where}: no lookup of the endpoint is meant for this request")
             return
         names = {"key": prepared.name, "sent_at": SENT_AT}
-        inquiry = Inquiry(lookup, prepared.request, matched.params, names)
+        inquiry = inquiry_of(matched.endpoint, lookup, prepared.request, matched.params, names)
         first = inquiry.next()
         if isinstance(first, Request) and given.asks is not None:
             self._equal(f"{where} asks", given.asks, f"{first.method} {first.target}", prepared)
@@ -315,6 +340,8 @@ def _means(verdict: LookupVerdict) -> tuple[str, str]:
             return "found", ""
         case Several():
             return "several", ""
+        case Partial():
+            return "partial", ""
         case NoneFound():
             return "none", ""
         case Inconclusive():
@@ -353,7 +380,7 @@ def _a_url(host: str) -> str:
 
 
 def _answer_of(status: int, header: Mapping[str, str], body: Any, prepared: Prepared) -> Answer:
-    filled = _filled(body, prepared.name or "")
+    filled = _filled(body, prepared)
     text = filled if isinstance(filled, str) else "" if filled is None else dump_json(filled)
     headers = tuple(header.items())
     if not isinstance(filled, str) and filled is not None:
@@ -361,11 +388,11 @@ def _answer_of(status: int, header: Mapping[str, str], body: Any, prepared: Prep
     return Answer(status, "", headers, Body.of(text.encode()))
 
 
-def _filled(value: Any, key: str) -> Any:
+def _filled(value: Any, prepared: Prepared) -> Any:
     if isinstance(value, str):
-        return value.replace("{key}", key)
+        return prepared.filled(value, prepared.name or "")
     if isinstance(value, dict):
-        return {name: _filled(inner, key) for name, inner in value.items()}
+        return {name: _filled(inner, prepared) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, key) for inner in value]
+        return [_filled(inner, prepared) for inner in value]
     return value

@@ -221,7 +221,15 @@ def test_json_rpc_is_matched_by_method_and_tool(body: bytes, endpoint: str | Non
     [
         (b'{"query": "mutation { x: issueCreate(a: 1) { id } }"}', "rpc.issues.create"),
         (b'{"query": "mutation { issueCreate { id } issueDelete { id } }"}', "rpc.mutations"),
-        (b'{"query": "mutation { ...F } fragment F on M { issueCreate { id } }"}', "rpc.mutations"),
+        (
+            b'{"query": "mutation { ...F } fragment F on M { issueCreate { id } }"}',
+            "rpc.issues.create",
+        ),
+        (
+            b'{"query": "mutation { ...F issueDelete } fragment F on M { issueCreate { id } }"}',
+            "rpc.mutations",
+        ),
+        (b'{"query": "mutation { ...Lost }"}', None),
         (b'{"query": "{ me { id } }"}', "rpc.queries"),
         (
             b'{"query": "query A { me } mutation B { issueCreate { id } }", "operationName": "B"}',
@@ -230,7 +238,10 @@ def test_json_rpc_is_matched_by_method_and_tool(body: bytes, endpoint: str | Non
         (b'{"query": "query A { me } mutation B { issueCreate { id } }"}', None),
         (b'{"query": "mutation {"}', None),
         (b'{"extensions": {"persistedQuery": {}}}', None),
-        (b'[{"query": "{ me }"}]', None),
+        (b'[{"query": "{ me }"}]', "rpc.queries"),
+        (b'[{"query": "{ me }"}, {"query": "mutation { issueCreate { id } }"}]', "rpc.mutations"),
+        (b'[{"query": "{ me }"}, {"id": "stored"}]', None),
+        (b"[]", None),
     ],
 )
 def test_graphql_is_matched_by_what_is_executed(body: bytes, endpoint: str | None) -> None:
