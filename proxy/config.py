@@ -488,10 +488,12 @@ class Config:
 
     @property
     def rule_dirs(self) -> tuple[Path, ...]:
-        """Where rules are, the shipped ones first; later ones replace earlier of their name."""
+        """Where rules are, the shipped ones first (of these the generated ones); later ones replace
+        earlier of their name."""
         package = Path(__file__).parent
         installed, beside = package / "_rules", package.parent / "rules"
-        return (installed if installed.is_dir() else beside, *self.rules)
+        shipped = installed if installed.is_dir() else beside
+        return (shipped / "generated", shipped, *self.rules)
 
     @property
     def ca_dir(self) -> Path:

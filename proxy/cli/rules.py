@@ -19,6 +19,7 @@ from proxy.cli.common import (
     visible,
     with_config,
 )
+from proxy.cli.generate import generate
 from proxy.cli.newrules import new_file
 from proxy.configload import Loaded
 from proxy.rulefile import RuleErrors, json_schema, load
@@ -31,6 +32,9 @@ from proxy.service.operations import describe_rules
 @click.group()
 def rules() -> None:
     """List, test and explain rules."""
+
+
+rules.add_command(generate)
 
 
 @rules.command("list", short_help="List the endpoints of all rule files.")

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from proxy.core import graphql
 from proxy.core.conditions import Condition
 from proxy.core.model import Request, frozen
+from proxy.core.paths import MISSING, Path
 from proxy.core.rules import Endpoint, Service
 from proxy.core.templates import ValueMissing
 from proxy.core.views import BodyMissing, RequestView
@@ -306,12 +307,63 @@ class _Index:
 _Route = tuple[Endpoint, Match, dict[str, str]]  # the parameters are of host and path
 
 
+SWITCH_FROM = 8  # routes at one address; below, trying them one by one is as fast
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """What most of the routes at one address are told apart by (the operation's name in a header
+    or in the body), and which value each of them wants there."""
+
+    path: Path
+    wanted: Mapping[int, str]  # by the match's id; no value that could be written in another way
+
+    @staticmethod
+    def of(routes: Sequence[_Route], *, body: bool) -> _Switch | None:
+        if len(routes) < SWITCH_FROM:
+            return None
+        found: dict[Path, dict[int, str]] = {}
+        for _, match, _ in routes:
+            condition = match.body if body else match.head
+            if condition is None or len(condition.alternatives) != 1:
+                continue
+            for check in condition.checks:
+                text = check.operand
+                if check.op == "is" and isinstance(text, str) and text[:1].isalpha():
+                    found.setdefault(check.path, {})[id(match)] = text
+        if not found:
+            return None
+        path = max(found, key=lambda each: len(found[each]))
+        return _Switch(path, found[path])
+
+    def left(self, routes: Sequence[_Route], view: RequestView) -> Sequence[_Route]:
+        """The routes that may still fit."""
+        try:
+            value = view.get(self.path)
+        except BodyMissing:
+            return routes
+        if not isinstance(value, str) and value is not MISSING:
+            return routes
+        wanted = self.wanted
+        return [route for route in routes if wanted.get(id(route[1]), value) == value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fan:
+    """The routes at one address."""
+
+    routes: tuple[_Route, ...]
+    head: _Switch | None = None
+    body: _Switch | None = None
+
+
 @frozen
 class Examined:
     """The endpoints that fit a request's head, in the order in which they are asked; all but the
     last look into the body."""
 
     routes: tuple[_Route, ...]
+    switch: _Switch | None = None
 
     @property
     def needs_body(self) -> bool:
@@ -320,7 +372,10 @@ class Examined:
     def choose(self, request: Request) -> Matched | None:
         """The endpoint of the same request, now with its body."""
         view = RequestView(request)
-        for endpoint, match, params in self.routes:
+        routes: Sequence[_Route] = self.routes
+        if self.switch is not None and self.needs_body:
+            routes = self.switch.left(routes, view)
+        for endpoint, match, params in routes:
             bound = view.with_params(params) if params else view
             if not match.needs_body or match.fits_body(bound):
                 return Matched(endpoint, params, bound)
@@ -340,7 +395,7 @@ class RuleSet:
         self._by_ending: dict[tuple[str, ...], list[_Index]] = {}
         self._by_name: dict[tuple[str, str], Endpoint] = {}
         self._hosts: dict[str, tuple[HostPattern, ...]] = {}
-        self._routes: dict[tuple[str, int, str, str], tuple[_Route, ...]] = {}
+        self._routes: dict[tuple[str, int, str, str], _Fan] = {}
         self._seen: dict[tuple[str, int], Sequence[tuple[_Index, dict[str, str]]]] = {}
         digest = hashlib.sha256()
         for service in self.services:
@@ -368,14 +423,18 @@ class RuleSet:
     def examine(self, request: Request) -> Examined:
         """What the head of a request says about its endpoint. Raises BadPath."""
         fitting = []
-        for route in self._routes_of(request):
+        fan = self._routes_of(request)
+        routes: Sequence[_Route] = fan.routes
+        if fan.head is not None:
+            routes = fan.head.left(routes, RequestView(request))
+        for route in routes:
             _, match, params = route
             if match.head is not None and not match.fits_head(RequestView(request, params)):
                 continue
             fitting.append(route)
             if not match.needs_body:
                 break  # nothing after it is asked
-        return Examined(tuple(fitting))
+        return Examined(tuple(fitting), fan.body)
 
     def params(self, endpoint: Endpoint, request: Request) -> dict[str, str] | None:
         """The parameters of a stored request under an endpoint; None if they no longer fit."""
@@ -449,7 +508,7 @@ class RuleSet:
         self._seen[host, port] = found
         return found
 
-    def _routes_of(self, request: Request) -> Sequence[_Route]:
+    def _routes_of(self, request: Request) -> _Fan:
         """What fits host, method and path, in the order in which it is asked. Raises BadPath."""
         method, path = effective_method(request), request.path
         key = (request.host, request.port, method, path)
@@ -458,7 +517,8 @@ class RuleSet:
             hosts = self._hosts_of(request.host, request.port)
             if any(not index.pattern.everywhere for index, _ in hosts):
                 _check_path(path)
-            routes = tuple(_routes(hosts, method, path))
+            found = tuple(_routes(hosts, method, path))
+            routes = _Fan(found, _Switch.of(found, body=False), _Switch.of(found, body=True))
             if not hosts:
                 return routes  # nothing to remember of a host without rules
             if len(self._routes) >= PATHS_REMEMBERED:
