@@ -6,7 +6,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.clients.words import Arrival
+from tests.clients.words import Answer, Arrival
 from tests.sdks.support import LOST, Sdk, needs_node, reply
 
 pytestmark = needs_node("@microsoft/microsoft-graph-client")
@@ -41,7 +41,7 @@ def wanted(value: str) -> str:
 
 def test_a_mail_is_sent_once_and_found_by_its_property(sdk: Sdk) -> None:
     api, made = sdk.api(HOST), f"AAMk{sdk.number}"
-    api.on("POST /v1.0/me/sendMail", LOST, reply(None, 202))
+    api.on("POST /v1.0/me/sendMail", LOST, Answer(202, {}, b""))
     api.on("GET /v1.0/me/mailFolders/sentitems/messages", {"value": [{"id": made}]})
     first, second = sdk.twice("mail", sdk.node(SCRIPT % SEND))
     [arrival] = api.came("POST /v1.0/me/sendMail")
