@@ -43,11 +43,13 @@ from proxy.core.decide import (
 from proxy.core.decide.budget import WRITE
 from proxy.core.decide.drift import mismatch
 from proxy.core.decide.state import no_credential
-from proxy.core.intent import intend
+from proxy.core.intent import OBTAINED, inherits, intend
 from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, Request, SendResult
+from proxy.core.obtaining import NotObtained, asked, taken
 from proxy.core.operation import ENDED, UNSETTLED, Event, Kind, Operation, State, changed
+from proxy.core.refusal import Refusal
 from proxy.core.rules import Auth
 from proxy.core.transitions import IllegalTransition, evolve_all
 from proxy.core.views import RequestView
@@ -229,6 +231,12 @@ class Engine:
             except NotAsApproved as error:
                 flight.decision = mismatch(error.operation, str(error))
                 return
+            except NotObtained as error:
+                flight.decision = Refuse(
+                    "what it needs could not be obtained",
+                    Refusal("upstream-not-reached", str(error)),
+                )
+                return
             except MissingCredential:
                 assert operation is not None
                 flight.decision = no_credential(operation)
@@ -258,7 +266,9 @@ class Engine:
             flight.relay.end(whole=operation.state in ENDED and flight.complete)
         return operation
 
-    async def _to_send(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
+    async def _to_send(
+        self, bound: Bound, snapshot: Snapshot, *, obtain: bool = True
+    ) -> tuple[Operation, Request, bool]:
         """The operation to start an attempt of, its request, and whether that request is new."""
         operation, call = snapshot.operation, bound.call
         if operation is not None:
@@ -271,12 +281,40 @@ class Engine:
                 or (allowed(operation) and (same or call is None))  # just what a person has seen
             ):
                 return operation, await stored_request(self.ledger, bound, operation), False
-        operation, request, _ = self._anew(bound, snapshot)
+        obtained = await self._obtain(bound, snapshot) if obtain else None
+        operation, request, _ = self._anew(bound, snapshot, obtained)
         if operation.approval is not None:
             operation = changed(operation, approval=None)  # it was for another request
         return operation, request, True
 
-    def _anew(self, bound: Bound, snapshot: Snapshot) -> tuple[Operation, Request, bool]:
+    async def _obtain(self, bound: Bound, snapshot: Snapshot) -> str | None:
+        """What the API gives before the call, once for a version: as long as no intent has it, a
+        crash leaves nothing of it. Raises NotObtained."""
+        spec, call, operation = bound.endpoint.obtain, bound.call, snapshot.operation
+        if spec is None or call is None or call.mode != "enforce":
+            return None
+        if operation is not None and operation.intent.obtained is not None:
+            return operation.intent.obtained
+        keyed = bound.endpoint.key is not None and bound.endpoint.key.rendering == OBTAINED
+        if bound.endpoint.signed != "none":
+            return None
+        if keyed and (call.caller_key is not None or inherits(snapshot.previous, call) is not None):
+            return None  # it has one
+        request = asked(spec, call.bare, call.params)
+        if request is None:
+            return None
+        result = await self.outbound.attempt(
+            self._lending.authorised(bound, request),
+            run=call.run,
+            fresh=False,
+            operation_key="",
+            relay=None,
+        )
+        return taken(spec, bound.endpoint, result)
+
+    def _anew(
+        self, bound: Bound, snapshot: Snapshot, obtained: str | None
+    ) -> tuple[Operation, Request, bool]:
         """The operation with the request that its call makes now."""
         operation, call = snapshot.operation, bound.call
         assert call is not None
@@ -290,6 +328,7 @@ class Engine:
             now=snapshot.now,
             kept_body=self.settings.kept_body,
             key=operation.intent.upstream_key if operation is not None else None,
+            obtained=obtained,
         )
         for note in intended.notes:
             log.warning("sent without a mark", operation=intended.operation.key, detail=note)
@@ -338,7 +377,7 @@ class Engine:
 
     async def _presume(self, bound: Bound, snapshot: Snapshot, since: float) -> None:
         """Begin the operation as one that a lost ledger may have sent."""
-        operation, request, new = await self._to_send(bound, snapshot)
+        operation, request, new = await self._to_send(bound, snapshot, obtain=False)
         gap = self.ledger.gap
         if gap is None:
             return  # closed just now
@@ -362,7 +401,8 @@ class Engine:
 
     async def _request_approval(self, bound: Bound, snapshot: Snapshot, expired: bool) -> None:
         """Keep the call as it would be sent, for a person to decide on. Nothing is sent."""
-        operation, request, _ = self._anew(bound, snapshot)
+        obtained = await self._obtain(bound, snapshot)
+        operation, request, _ = self._anew(bound, snapshot, obtained)
         now = now_of(self.clock, operation)
         assert bound.call is not None
         view = RequestView(request, bound.call.params)

@@ -118,7 +118,7 @@ class Lookups:
             snapshot.watch,
             now_of(self._clock, operation),
             adopted_by=self._adopted(operation, verdict),
-            marked=mark(bound.endpoint, operation.intent) is not None,
+            marked=_marked(bound, operation, lookup),
             same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
             presumed=operation.presumed,
         )
@@ -174,6 +174,7 @@ class Lookups:
         names = {
             "key": key,
             "sent_at": operation.first_maybe_sent_at or operation.created_at,
+            "obtained": operation.intent.obtained,
         }
         request, params = bound.view.request, bound.view.params
         inquiry = inquiry_of(bound.endpoint, lookup, request, params, names)
@@ -222,6 +223,13 @@ class Lookups:
             return await self._ledger.commit(change)
         finally:
             self._adopting.discard(thing)
+
+
+def _marked(bound: Bound, operation: Operation, lookup: Lookup) -> bool:
+    """Whether what the lookup looks for is what this operation had."""
+    if lookup.by_obtained:
+        return operation.intent.obtained is not None
+    return mark(bound.endpoint, operation.intent) is not None
 
 
 def _thing(operation: Operation, external_id: str) -> tuple[str, str, str | None, str]:

@@ -19,6 +19,8 @@ from proxy.core.operation import Intent, Operation
 from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.rules import Endpoint, KeySpec, Marker
 
+OBTAINED = "obtained"  # the rendering of a key that the API gives
+
 READABLE_CODINGS = frozenset({"gzip", "deflate", "identity"})
 
 
@@ -40,11 +42,13 @@ def intend(
     now: float,
     kept_body: int,
     key: str | None = None,
+    obtained: str | None = None,
 ) -> Intended:
     """``base``: RUN/STEP/OPERATION. ``secrets``: those that make upstream keys, the first one for
     new operations; empty means the keys are plain functions of the operation key. ``kept_body``:
     largest body to be kept, bytes.
-    ``key``: the upstream key of this very version, where an earlier attempt of it had one."""
+    ``key``: the upstream key of this very version, where an earlier attempt of it had one.
+    ``obtained``: what the API gave for this version."""
     secret = secrets[0] if secrets else None
     request, notes = call.bare, []
     own, key = key, call.caller_key
@@ -62,9 +66,13 @@ def intend(
                 key = own
             elif inherited is not None and inherited.upstream_key is not None:
                 key = inherited.upstream_key
+            elif endpoint.key.rendering == OBTAINED:
+                key = obtained
             else:
                 key = _upstream_key(endpoint.key, f"{base}/v{version}", secret)
             try:
+                if key is None:
+                    raise CannotPlace("the API gave none")
                 request = put_key(request, endpoint.key, key, endpoint.match)
             except CannotPlace as problem:
                 key = None
@@ -103,6 +111,7 @@ def intend(
         mode=call.mode,
         # An override header makes another request of it than the rule speaks of.
         idempotent=endpoint.idempotent and effective_method(request) == request.method,
+        obtained=obtained,
     )
     operation = Operation(
         run=call.run,
@@ -133,12 +142,18 @@ def other_marks(
             key = f"{operation.base}/v{version}"
             if endpoint.marker is not None:
                 marks.append(_marker(endpoint.marker, key, secret))
-            elif endpoint.key is not None:
+            elif endpoint.key is not None and endpoint.key.rendering != OBTAINED:
                 marks.append(_upstream_key(endpoint.key, key, secret))
     return tuple(text for text in dict.fromkeys(marks) if text != own)
 
 
 VERSIONS_LOOKED_FOR = 3  # an agent told twice that it was refused has mostly given up
+
+
+def inherits(previous: Operation | None, call: Governed) -> str | None:
+    """The upstream key that a new version uses on."""
+    intent = _inherited(previous, call)
+    return intent.upstream_key if intent is not None else None
 
 
 def _inherited(previous: Operation | None, call: Governed) -> Intent | None:

@@ -152,6 +152,7 @@ class Intent:
     epoch: int = 1
     mode: str = "enforce"
     idempotent: bool = False
+    obtained: str | None = None  # what the API gave before the call
 
 
 @frozen

@@ -9,7 +9,7 @@ marker is for the caller to know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -397,17 +397,25 @@ class Inquiry:
         return Answer(answer.status, "", answer.headers, Body.of(dump_json(body).encode()))
 
 
-def _inherited(request: Request, lookup: Lookup) -> Headers:
-    own = [name.lower() for name, _ in lookup.header]
-    gone = [*NOT_INHERITED, *own]
-    if lookup.key_header is not None:
-        gone.append(lookup.key_header)
+def asking(
+    request: Request, *, key_header: str | None, json: bool, but: Sequence[str] = ()
+) -> Headers:
+    """The header fields of a question about a call: the call's own that select version and account.
+    ``but``: names that the question has of its own."""
+    gone = [*NOT_INHERITED, *but]
+    if key_header is not None:
+        gone.append(key_header)
     given = (
         ("Accept", request.header("accept") or "application/json"),
         ("Accept-Encoding", "gzip"),
-        *([] if lookup.json is None else [("Content-Type", "application/json")]),
+        *([("Content-Type", "application/json")] if json else []),
     )
-    headers = (*without(request.headers, gone), *given)
+    return (*without(request.headers, gone), *given)
+
+
+def _inherited(request: Request, lookup: Lookup) -> Headers:
+    own = [name.lower() for name, _ in lookup.header]
+    headers = asking(request, key_header=lookup.key_header, json=lookup.json is not None, but=own)
     return (*without(headers, own), *lookup.header)
 
 

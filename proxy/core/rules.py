@@ -25,7 +25,7 @@ class KeySpec:
 
     place: str  # header | query | path | json | form | body | graphql
     name: str
-    rendering: str = "raw"  # raw | digest | hex | base32hex | uuid5 | uuid4
+    rendering: str = "raw"  # raw | digest | hex | base32hex | uuid5 | uuid4 | obtained
     max_length: int = 255
     min_length: int = 1
     alphabet: str | None = None
@@ -103,7 +103,20 @@ class Lookup:
     answer_format: str = "json"
     answers: tuple[AnswerLine, ...] = ()
     key_header: str | None = None  # never sent with a lookup
+    by_obtained: bool = False  # it looks for the value that the API gave before the call
     graphql: bool = False  # the answer names the field as the call did
+
+
+@dataclass(frozen=True, slots=True)
+class Obtain:
+    """A value that the API is asked for before the intent, which then stores it."""
+
+    method: str
+    target: UrlTemplate
+    take: Path  # in the answer
+    json: Any = None  # a structure of templates
+    when: Condition | None = None
+    key_header: str | None = None  # never sent with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +181,7 @@ class Endpoint:
     answer_format: str = "json"
     refusal: Mapping[str, Any] | None = None  # None: problem+json; else {status, body}
     key: KeySpec | None = None
+    obtain: Obtain | None = None
     answers: tuple[AnswerLine, ...] = ()
     was: tuple[str, ...] = ()
     store: str = "full"  # full | meta

@@ -14,6 +14,7 @@ from typing import Any
 
 from proxy.core import graphql, keys, rules
 from proxy.core.conditions import Check, Condition
+from proxy.core.intent import OBTAINED
 from proxy.core.matching import READS, HostPattern, JsonRpc, Match
 from proxy.core.paths import ALL, Path, answer_path, parse_steps, request_path
 from proxy.core.placement import each
@@ -135,6 +136,7 @@ class _Compiler:
         marker = self._marker(reader)
         shared = answers[len(model.answers) :]
         lookups = self._lookups(reader, key, marker, shared)
+        self._obtained_is_used(key, lookups)
         self._advise(effect, answers)
         if model.journal and model.meter is None:
             self.problems.error(
@@ -156,6 +158,7 @@ class _Compiler:
             answer_format=self._format(),
             refusal=self._refusal(),
             key=key,
+            obtain=self._obtain(reader, key),
             answers=answers,
             was=tuple(model.was),
             store=model.store,
@@ -352,9 +355,11 @@ class _Compiler:
         self._place(key.in_, key.name, (*where, "name"), match)
         for name in key.also:
             self._place(key.in_, name, (*where, "also", name), match)
+        if key.as_ == OBTAINED:
+            self._obtained_key(key, where)
         try:
             keys.verify(
-                key.as_,
+                "raw" if key.as_ == OBTAINED else key.as_,
                 max_length=key.max_length,
                 min_length=key.min_length,
                 alphabet=key.alphabet,
@@ -377,6 +382,47 @@ class _Compiler:
             existing=key.existing,
             also=dict(key.also),
         )
+
+    def _obtained_key(self, key: schema.Key, where: Where) -> None:
+        if self.model.obtain is None:
+            self.problems.error(where, "`as: obtained` needs `obtain:` in the endpoint")
+        if each(key.name):
+            self.problems.error((*where, "name"), "one value is obtained, not one for each item")
+        if key.prefix or key.alphabet is not None:
+            self.problems.error(where, "an obtained key goes out as it came: no prefix or alphabet")
+
+    def _obtain(self, reader: Reader, key: rules.KeySpec | None) -> rules.Obtain | None:
+        obtain = self.model.obtain
+        if obtain is None:
+            return None
+        where = (*self.at, "obtain")
+        asking = Reader(self.problems, (), reader.params)
+        method, _, target = obtain.request.strip().partition(" ")
+        if method not in ("GET", "HEAD", "POST"):
+            self.problems.error((*where, "request"), "must start with GET, HEAD or POST")
+        if obtain.json_ is not None and method != "POST":
+            self.problems.error((*where, "json"), "a question with a body is a POST")
+        url = asking.url(target.strip(), (*where, "request"))
+        take = self._single_paths(reader, obtain.take, (*where, "take"))
+        if not take or url is None:
+            return None
+        return rules.Obtain(
+            method=method,
+            target=url,
+            take=take[0],
+            json=asking.structure(obtain.json_, (*where, "json")),
+            when=reader.condition(obtain.when, (*where, "when"), request_path),
+            key_header=key.name if key and key.place == "header" else None,
+        )
+
+    def _obtained_is_used(self, key: rules.KeySpec | None, lookups: Sequence[rules.Lookup]) -> None:
+        used = any(lookup.by_obtained for lookup in lookups)
+        used = used or (key is not None and key.rendering == OBTAINED)
+        if self.model.obtain is not None and not used:
+            self.problems.error(
+                (*self.at, "obtain"),
+                "nothing uses it: a key `as: obtained`, or {obtained} in a lookup",
+            )
 
     def _marker(self, reader: Reader) -> rules.Marker | None:
         marker = self.model.marker
@@ -484,11 +530,12 @@ class _Compiler:
         shared: tuple[rules.AnswerLine, ...],
     ) -> rules.Lookup:
         of_items = model.each is not None
+        before = ["obtained"] if self.model.obtain is not None else []
         asking = Reader(
-            self.problems, (*LOOKUP_NAMES, *(["each"] if of_items else [])), reader.params
+            self.problems, (*LOOKUP_NAMES, *before, *(["each"] if of_items else [])), reader.params
         )
         answering = Reader(
-            self.problems, (*ANSWER_NAMES, *(["items"] if of_items else [])), reader.params
+            self.problems, (*ANSWER_NAMES, *before, *(["items"] if of_items else [])), reader.params
         )
         method, _, target = model.request.strip().partition(" ")
         if method not in ("GET", "HEAD", "POST"):
@@ -545,6 +592,7 @@ class _Compiler:
             answer_format=self._format(),
             answers=shared,
             key_header=key.name if key and key.place == "header" else None,
+            by_obtained="obtained" in names,
             graphql=isinstance(self.model.match, schema.Match) and bool(self.model.match.graphql),
         )
 

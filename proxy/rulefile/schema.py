@@ -17,6 +17,7 @@ from proxy.rulefile.problems import Problems, Where, did_you_mean
 
 Place = Literal["header", "query", "path", "json", "form", "body", "graphql"]
 Rendering = Literal["raw", "digest", "hex", "base32hex", "uuid5", "uuid4"]
+KeyRendering = Literal["raw", "digest", "hex", "base32hex", "uuid5", "uuid4", "obtained"]
 Means = Literal[
     "succeeded", "rejected", "not_applied", "unknown", "running", "mismatch", "exists", "accepted"
 ]
@@ -89,7 +90,7 @@ class Key(Model):
 
     in_: Place = Field(alias="in")
     name: str
-    as_: Rendering = Field(default="raw", alias="as")
+    as_: KeyRendering = Field(default="raw", alias="as")
     max_length: int = Field(default=255, ge=8)
     min_length: int = Field(default=1, ge=1)
     alphabet: str | None = None
@@ -99,6 +100,15 @@ class Key(Model):
     minted: list[str] = Field(default_factory=lambda: ["uuid4"])
     existing: Literal["replace", "keep"] = "replace"
     also: dict[str, str | bool] = Field(default_factory=dict)
+
+
+class Obtain(Model):
+    """A value that the API is asked for before the call."""
+
+    request: str
+    json_: Any = Field(default=None, alias="json")
+    take: str
+    when: Condition | None = None
 
 
 class Line(Model):
@@ -247,8 +257,18 @@ class ExampleLookup(Model):
     external_id: str | None = None
 
 
+class ExampleObtained(Model):
+    """What the API answers when it is asked for a value before the call."""
+
+    status: int = 200
+    header: dict[str, str] = Field(default_factory=dict)
+    body: Any = None
+    asks: str | None = None
+
+
 class Example(Model):
     request: ExampleRequest
+    obtains: ExampleObtained | None = None
     expect: Expect = Expect()
     answers: list[ExampleAnswer] = Field(default_factory=list)
     lookups: list[ExampleLookup] = Field(default_factory=list)
@@ -290,6 +310,7 @@ class Endpoint(Shared):
     wording: list[str] = Field(default_factory=list)
     headers: list[str] = Field(default_factory=list)
     external_id: str | None = None
+    obtain: Obtain | None = None
     marker: Marker | None = None
     reconcile: (
         Annotated[

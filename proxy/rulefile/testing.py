@@ -15,9 +15,11 @@ from urllib.parse import urlencode, urlsplit
 from proxy.core import keys
 from proxy.core.bodies import BodyMissing, dump_json
 from proxy.core.classify import classify
+from proxy.core.intent import OBTAINED
 from proxy.core.matching import BadPath, Matched, RuleSet
 from proxy.core.metering import UsageReader, reserved
 from proxy.core.model import EMPTY, Answer, Answered, Body, Headers, Request
+from proxy.core.obtaining import NotObtained, asked, taken
 from proxy.core.placement import CannotPlace, key_of_caller, put_key, put_marker
 from proxy.core.reconcile import (
     Found,
@@ -98,8 +100,11 @@ def run_examples(files: Sequence[RuleFile]) -> list[ExampleResult]:
     ]
 
 
-def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
-    """The request with marker and key in it. Nothing signed is changed."""
+def prepare(
+    matched: Matched, request: Request, operation_key: str, obtained: str | None = None
+) -> Prepared:
+    """The request with marker and key in it. Nothing signed is changed. ``obtained``: what the API
+    gave before the call."""
     endpoint = matched.endpoint
     untouched = _why_untouched(endpoint)
     if untouched is not None:
@@ -118,7 +123,7 @@ def prepare(matched: Matched, request: Request, operation_key: str) -> Prepared:
         except CannotPlace as error:
             notes.append(f"no marker: {error}")
     if endpoint.key is not None:
-        request, key = _with_key(request, endpoint, operation_key, notes)
+        request, key = _with_key(request, endpoint, operation_key, notes, obtained)
     return Prepared(request, key, marker, tuple(notes), endpoint)
 
 
@@ -133,14 +138,21 @@ def _why_untouched(endpoint: Endpoint) -> str | None:
 
 
 def _with_key(
-    request: Request, endpoint: Endpoint, operation_key: str, notes: list[str]
+    request: Request,
+    endpoint: Endpoint,
+    operation_key: str,
+    notes: list[str],
+    obtained: str | None,
 ) -> tuple[Request, str | None]:
     spec = endpoint.key
     assert spec is not None
     given = key_of_caller(request, spec, endpoint.match)
     minted = given is not None and keys.is_minted(given, spec.minted)
     text = given
-    if text is None or (minted and spec.existing == "replace"):
+    fresh = text is None or (minted and spec.existing == "replace")
+    if fresh and spec.rendering == OBTAINED:
+        text = obtained
+    elif fresh:
         text = keys.render(
             operation_key,
             spec.rendering,
@@ -150,6 +162,8 @@ def _with_key(
             prefix=spec.prefix,
         )
     try:
+        if text is None:
+            raise CannotPlace("the API is asked for it before the call")
         return put_key(request, spec, text, endpoint.match), text
     except CannotPlace as error:
         notes.append(f"no key: {error}")
@@ -176,15 +190,36 @@ class _Example:
         if not self._expected_endpoint(matched) or matched is None:
             return self.problems
         endpoint = matched.endpoint
-        prepared = prepare(matched, request, f"{RUN_AND_STEP}/{endpoint.title}/v1")
+        key = f"{RUN_AND_STEP}/{endpoint.title}/v1"
+        obtained = self._obtained(matched, request)
+        prepared = prepare(matched, request, key, obtained)
         self._effect(matched)
         self._reserved(matched)
         self._placed(prepared)
         for number, answer in enumerate(self.example.answers, 1):
             self._answer(number, answer, matched, prepared)
         for number, lookup in enumerate(self.example.lookups, 1):
-            self._lookup(number, lookup, matched, prepared)
+            self._lookup(number, lookup, matched, prepared, obtained)
         return self.problems
+
+    def _obtained(self, matched: Matched, request: Request) -> str | None:
+        """What the API gives before the call, by the example."""
+        given, spec = self.example.obtains, matched.endpoint.obtain
+        if given is None:
+            return None
+        question = asked(spec, request, matched.params) if spec is not None else None
+        if spec is None or question is None:
+            self.problems.append("obtains: nothing is asked for before this request")
+            return None
+        nothing = Prepared(request)
+        if given.asks is not None:
+            self._equal("obtains asks", given.asks, f"{question.method} {question.target}", nothing)
+        answer = _answer_of(given.status, given.header, given.body, nothing)
+        try:
+            return taken(spec, matched.endpoint, Answered(answer))
+        except NotObtained as error:
+            self.problems.append(f"obtains: {error}")
+            return None
 
     def _request(self) -> Request | None:
         given = self.example.request
@@ -292,14 +327,19 @@ class _Example:
                 self.problems.append(f"{where}: expected tokens {given.tokens}, {_it_is(tokens)}")
 
     def _lookup(
-        self, number: int, given: schema.ExampleLookup, matched: Matched, prepared: Prepared
+        self,
+        number: int,
+        given: schema.ExampleLookup,
+        matched: Matched,
+        prepared: Prepared,
+        obtained: str | None,
     ) -> None:
         where = f"lookups[{number - 1}]"
         lookup = choose(matched.endpoint, matched.view)
         if lookup is None:
             self.problems.append(f"{where}: no lookup of the endpoint is meant for this request")
             return
-        names = {"key": prepared.name, "sent_at": SENT_AT}
+        names = {"key": prepared.name, "sent_at": SENT_AT, "obtained": obtained}
         inquiry = inquiry_of(matched.endpoint, lookup, prepared.request, matched.params, names)
         first = inquiry.next()
         if isinstance(first, Request) and given.asks is not None:

@@ -8,22 +8,24 @@ life an undisturbed one repeats the call until it gets a final answer.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from proxy.callers import Callers
 from proxy.core.matching import RuleSet
 from proxy.core.operation import State
 from proxy.engine import Engine
 from proxy.ledger.memory import MemoryLedger
-from proxy.net.exchange import Reply
+from proxy.net.exchange import Arrival, Reply
 from proxy.recovery import Recovery
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import BEHAVIOURS, Api, body_of, engine, outcome, post
 
 LIVES = 3
-KINDS = ("keyed", "queried", "plain")
-BODY = {"amount": 500}
+KINDS = ("keyed", "queried", "plain", "given", "batch")
+BODIES: dict[str, Any] = {"batch": {"items": [{"n": 1}, {"n": 2}]}}
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class World:
         return tuple(operations), made, self.not_sent, self.api.sends
 
 
+def call(kind: str) -> Arrival:
+    return post(f"/{kind}", BODIES.get(kind, {"amount": 500}))
+
+
 async def worlds(kind: str, rules: RuleSet) -> list[World]:
     """Every world that three lives can leave behind. Lives that lead to the same world are followed
     once, and counted."""
@@ -96,7 +102,7 @@ async def _live(kind: str, world: World, life: Life, rules: RuleSet) -> World:
     world.api.script = [life.behaviour]
     made, callers, kill = engine(world.ledger, world.api, world.clock, rules, point=life.point)
     await Recovery(made).start()
-    reply = await callers.handle(post(f"/{kind}", BODY))
+    reply = await callers.handle(call(kind))
     if not kill.struck:
         reply.delivered(True)
     await _quiet(made)
@@ -114,7 +120,7 @@ async def violations(kind: str, world: World, rules: RuleSet) -> list[str]:
     made, callers, _ = engine(world.ledger, world.api, world.clock, rules)
     await Recovery(made).start()
     reply = await _final(callers, kind, world.clock)
-    again = await callers.handle(post(f"/{kind}", BODY))
+    again = await callers.handle(call(kind))
     return list(_judge(kind, world.api, world.ledger, reply, again, world.not_sent))
 
 
@@ -133,7 +139,7 @@ async def _quiet(made: Engine) -> None:
 
 async def _final(callers: Callers, kind: str, clock: FakeClock) -> Reply:
     for _ in range(12):
-        reply = await callers.handle(post(f"/{kind}", BODY))
+        reply = await callers.handle(call(kind))
         reply.delivered(True)
         if reply.status not in (403, 409, 502):
             return reply
@@ -144,7 +150,7 @@ async def _final(callers: Callers, kind: str, clock: FakeClock) -> Reply:
 def _judge(
     kind: str, api: Api, ledger: MemoryLedger, reply: Reply, again: Reply, not_sent: int
 ) -> Iterator[str]:
-    effects = len(api.effects)
+    effects = len(api.effects) / len(BODIES.get(kind, {}).get("items", [1]))
     if effects > 1:
         yield f"{effects} effects"
     operation = ledger.find(f"run-1/step-1/world.{kind}.create")
@@ -162,6 +168,10 @@ def _judge(
             yield f"the duplicate was {outcome(again)}"
     elif reply.status != 424 or operation.state is not State.UNKNOWN:
         yield f"neither done nor honest: {reply.status}, {operation.state}"
+    for each in ledger._operations.values():
+        sent = {json.loads(r.body.data or b"")["id"] for r in api.seen if kind == "given"}
+        if sent - {o.intent.obtained for o in ledger._operations.values()}:
+            yield f"{each.key} was sent with an id that no intent has"
     attempts = sum(len(each.attempts) for each in ledger._operations.values())
     if attempts != api.sends + not_sent:
         yield f"{attempts} attempts for {api.sends} sends and {not_sent} not sent"

@@ -1,4 +1,4 @@
-"""All crash schedules, and six planted bugs that must turn them red."""
+"""All crash schedules, and eight planted bugs that must turn them red."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from proxy.core import settle
+from proxy.core import reconcile, settle
 from proxy.core.decide import state as by_state
 from proxy.core.model import Lost, NotSent
 from proxy.core.operation import Event, Kind
@@ -30,11 +30,13 @@ def _quiet_log() -> Any:
     structlog.configure(**before)
 
 
-async def _failing(most: int | None = None) -> tuple[list[str], int]:
+async def _failing(
+    most: int | None = None, kinds: tuple[str, ...] = KINDS
+) -> tuple[list[str], int]:
     """Schedules with a violation, as text, and how many were judged; stops at ``most``."""
     found: list[str] = []
     judged = 0
-    for kind in KINDS:
+    for kind in kinds:
         for world in await worlds(kind, RULES):
             judged += world.schedules
             for violation in await violations(kind, world, RULES):
@@ -48,10 +50,13 @@ def _story(world: World) -> str:
     return ", ".join(f"{life.behaviour} killed at {life.point}" for life in world.story)
 
 
-async def test_every_schedule_ends_in_one_effect_or_an_honest_unknown() -> None:
-    found, judged = await _failing()
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k == "batch" else []) for k in KINDS]
+)
+async def test_every_schedule_ends_in_one_effect_or_an_honest_unknown(kind: str) -> None:
+    found, judged = await _failing(kinds=(kind,))
     assert found == []
-    assert judged == len(KINDS) * len(lives()) ** LIVES
+    assert judged == len(lives()) ** LIVES
 
 
 def _no_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +116,23 @@ def _counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _refusal_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "_recorded_answer", lambda *args: True)
+
+
+async def test_a_second_id_for_the_same_call_turns_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = Engine._obtain
+
+    async def planted(self: Engine, bound: Any, snapshot: Any) -> Any:
+        return await true(self, bound, replace(snapshot, operation=None))
+
+    monkeypatch.setattr(Engine, "_obtain", planted)
+    found, _ = await _failing(most=1, kinds=("given",))
+    assert found
+
+
+async def test_marks_that_all_items_share_turn_it_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "key_of_item", lambda endpoint, key, index: key)
+    found, _ = await _failing(most=1, kinds=("batch",))
+    assert found
 
 
 @pytest.mark.parametrize(

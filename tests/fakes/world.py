@@ -64,6 +64,7 @@ class Api:
     by_key: dict[str, dict[str, Any]] = field(default_factory=dict)
     sends: int = 0
     lookups: int = 0
+    given: int = 0  # ids handed out before a call
     seen: list[Request] = field(default_factory=list)
     on_effect: Callable[[], None] | None = None
 
@@ -71,6 +72,12 @@ class Api:
         if request.method == "GET":
             self.lookups += 1
             now = self.clock.time()
+            if request.path == "/ids":
+                self.given += 1
+                return _json(200, {"ids": [f"given_{self.given}"]})
+            if request.path.startswith("/given/"):
+                found = self.by_key.get(request.path.removeprefix("/given/"))
+                return _json(404 if found is None else 200, found or {})
             data = [e for e in self.effects if e["at"] + self.lag <= now]
             return _json(200, {"data": data})
         behaviour = self.script.pop(0) if self.script else "answers"
@@ -100,10 +107,15 @@ class Api:
             return _json(200, self.by_key[key], (("Idempotent-Replayed", "true"),))
         assert request.body.data is not None
         body = json.loads(request.body.data)
+        if request.path == "/given" and body["id"] in self.by_key:
+            return _json(409, {"error": "exists"})
+        if request.path == "/batch":
+            self.effects += [{"at": self.clock.time(), **item} for item in body["items"]]
+            return _json(200, {"items": body["items"]})
         effect = {"id": f"ob_{len(self.effects) + 1}", "at": self.clock.time(), **body}
         self.effects.append(effect)
-        if key is not None:
-            self.by_key[key] = effect
+        if key is not None or request.path == "/given":
+            self.by_key[key or body["id"]] = effect
         return _json(200, effect)
 
 
