@@ -10,8 +10,7 @@ import pytest
 from tests.sdks.support import LOST, Api, Sdk, reply
 
 HOST = "api.github.com"
-ISSUE = "/repos/acme/shop/issues/42"
-COMMENTS = f"{ISSUE}/comments"
+COMMENTS = "/repos/acme/shop/issues/42/comments"
 REFS = "/repos/acme/shop/git/refs"
 TEXT = "The refund is on its way."
 
@@ -36,13 +35,8 @@ def branch() -> Any:
     return repository().create_git_ref("refs/heads/fix-refund", "aa218f56").object.sha
 
 
-def scripted(sdk: Sdk) -> Api:
-    api = sdk.api(HOST)
-    return api
-
-
 def test_a_comment_is_made_once_and_shows_no_mark(sdk: Sdk) -> None:
-    api = scripted(sdk)
+    api = sdk.api(HOST)
     api.on(f"POST {COMMENTS}", reply({"id": sdk.number}, 201))
     assert sdk.twice("comment", comment) == (sdk.number, sdk.number)
     [arrival] = api.came(f"POST {COMMENTS}")
@@ -54,7 +48,7 @@ def test_a_comment_is_made_once_and_shows_no_mark(sdk: Sdk) -> None:
 
 
 def test_a_lost_comment_is_found_in_the_list(sdk: Sdk) -> None:
-    api = scripted(sdk)
+    api = sdk.api(HOST)
     api.on(f"POST {COMMENTS}", LOST)
     api.on(
         f"GET {COMMENTS}",
