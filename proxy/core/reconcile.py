@@ -375,7 +375,7 @@ class Inquiry:
     def _found(self, hit: tuple[Any, Headers], *, failed: bool) -> Found:
         item, headers = hit
         answer = build_answer(self.lookup, item, self.view, self.names)
-        built = AnswerView(answer, "json")
+        built = AnswerView(answer, "xml" if self.lookup.answer_format == "xml" else "json")
         path = self.lookup.external_id
         found = external_id_of(path, built)
         if found is None and path is not None:
@@ -491,6 +491,8 @@ def build_answer(lookup: Lookup, item: Any, view: RequestView, names: Mapping[st
 
 
 def _written(body: Any, answer_format: str) -> tuple[str, str]:
+    if answer_format == "xml" and isinstance(body, str) and body.startswith("<"):
+        return "text/xml; charset=utf-8", body
     if isinstance(body, str) or body is MISSING or answer_format == "xml":
         return "text/plain; charset=utf-8", body if isinstance(body, str) else ""
     if answer_format == "form" and isinstance(body, dict):
