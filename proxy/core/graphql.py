@@ -167,26 +167,27 @@ def _of(request: Mapping[str, Any]) -> Executed | None:
     text, name = request.get("query"), request.get("operationName")
     if not isinstance(text, str) or not (name is None or isinstance(name, str)):
         return None
-    document = _document(text)
-    operation = _operation(document, name) if document is not None else None
-    if document is None or operation is None:
+    told = _told(text, name)
+    if told is None:
         return None
-    found = _top(document, operation)
-    if found is None:
-        return None
-    return Executed(
-        operation.operation.value,
-        found,
-        text,
-        _object(request.get("variables")),
-        _defaults(operation),
-    )
+    kind, fields, defaults = told
+    return Executed(kind, fields, text, _object(request.get("variables")), defaults)
 
 
 # Documents
 
 
 @lru_cache(maxsize=DOCUMENTS)
+def _told(text: str, name: str | None) -> tuple[str, tuple[Field, ...], dict[str, Any]] | None:
+    """What the document says: kind, fields at the top, default values of variables."""
+    document = _document(text)
+    operation = _operation(document, name) if document is not None else None
+    if document is None or operation is None:
+        return None
+    found = _top(document, operation)
+    return None if found is None else (operation.operation.value, found, _defaults(operation))
+
+
 def _document(text: str) -> DocumentNode | None:
     from graphql import GraphQLError, parse
 

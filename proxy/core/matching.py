@@ -265,31 +265,52 @@ _Entry = tuple[int, Endpoint, Match]  # the number is the place in file order
 
 class _Table:
     """The endpoints of a service for one method, by what can be looked up at once: fixed paths by
-    themselves, paths with ``{x}`` by their length; those with ``{x+}`` are all tried."""
+    themselves, paths with ``{x}`` by their length, first and last segment, those with ``{x+}`` by
+    their first. A segment that is not fixed is None there."""
 
-    __slots__ = ("_fixed", "_lengths", "_rests")
+    __slots__ = ("_fixed", "_rests", "_shapes")
 
     def __init__(self, entries: Iterable[_Entry]) -> None:
         self._fixed: dict[tuple[str, ...], list[_Entry]] = {}
-        self._lengths: dict[int, list[_Entry]] = {}
-        self._rests: list[_Entry] = []
+        self._shapes: dict[tuple[int, str | None, str | None], list[_Entry]] = {}
+        self._rests: dict[str | None, list[_Entry]] = {}
         for entry in entries:
             match = entry[2]
+            texts = [s.prefix if s.name is None else None for s in match.segments]
+            first = texts[0] if texts else None
             if match.rest is not None:
-                self._rests.append(entry)
+                self._rests.setdefault(first, []).append(entry)
             elif match.names:
-                self._lengths.setdefault(len(match.segments), []).append(entry)
+                shape = (len(texts), first, texts[-1])
+                self._shapes.setdefault(shape, []).append(entry)
             else:
                 path = tuple(segment.prefix for segment in match.segments)
                 self._fixed.setdefault(path, []).append(entry)
 
-    def candidates(self, segments: Sequence[str]) -> Iterable[_Entry]:
+    def candidates(self, segments: Sequence[str]) -> Sequence[_Entry]:
         """In file order."""
-        fixed = self._fixed.get(tuple(segments), ())
-        lengths = self._lengths.get(len(segments), ())
-        if not self._rests and not fixed:
-            return lengths
-        return sorted((*fixed, *lengths, *self._rests), key=itemgetter(0))
+        found: list[_Entry] = []
+        fixed = self._fixed.get(tuple(segments))
+        if fixed is not None:
+            found += fixed
+        if segments:
+            count, first, last = len(segments), segments[0], segments[-1]
+            if self._shapes:
+                for shape in (
+                    (count, first, last),
+                    (count, first, None),
+                    (count, None, last),
+                    (count, None, None),
+                ):
+                    entries = self._shapes.get(shape)
+                    if entries is not None:
+                        found += entries
+            if self._rests:
+                found += self._rests.get(first, ())
+                found += self._rests.get(None, ())
+        if len(found) > 1:
+            found.sort(key=itemgetter(0))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +320,7 @@ class _Index:
     pattern: HostPattern
     methods: Mapping[str, _Table]
 
-    def candidates(self, method: str, segments: Sequence[str]) -> Iterable[_Entry]:
+    def candidates(self, method: str, segments: Sequence[str]) -> Sequence[_Entry]:
         table = self.methods.get(method) or self.methods["*"]
         return table.candidates(segments)
 
@@ -400,6 +421,8 @@ class RuleSet:
         digest = hashlib.sha256()
         for service in self.services:
             self._add(service)
+        self._join_everywhere()
+        for service in self.services:
             for endpoint in service.endpoints:
                 digest.update(f"{endpoint.title} {endpoint.digest}\n".encode())
         self.digest = digest.hexdigest()
@@ -415,6 +438,15 @@ class RuleSet:
             self._by_name[service.name, endpoint.name] = endpoint
             for name in endpoint.was:
                 self._by_name.setdefault((service.name, name), endpoint)
+
+    def _join_everywhere(self) -> None:
+        """What holds for any host is asked for every host: as one table."""
+        joined = [e for e in self._by_ending.get((), ()) if e.pattern.everywhere]
+        if len(joined) > 1:
+            services = [s for s in self.services if any(h.everywhere for h in s.hosts)]
+            methods = _by_method([e for service in services for e in service.endpoints])
+            others = [e for e in self._by_ending[()] if not e.pattern.everywhere]
+            self._by_ending[()] = [*others, _Index(joined[0].pattern, methods)]
 
     def match(self, request: Request) -> Matched | None:
         """The endpoint of a request, or None. Raises BadPath."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.core.matching import BadPath, RuleSet, effective_method
+from proxy.core.matching import BadPath, Match, RuleSet, effective_method, readings
 from proxy.core.model import Body, Headers, Request
+from proxy.core.rules import Endpoint, Service
 from proxy.rulefile.loader import load_text
+from proxy.rulefile.patterns import host_pattern, request_line
 
 HEAD = "source: https://docs.test\nconfidence: documented\nkey: none\n"
 ACME = f"""
@@ -279,3 +283,46 @@ def test_earlier_names_lead_to_the_endpoint() -> None:
     assert rules.endpoint("acme", "refund") is rules.endpoint("acme", "refunds.create")
     assert rules.endpoint("acme", "nothing") is None
     assert rules.digest != RULES.digest
+
+
+PATHS = ("a", "b", "{x}", "a-{x}", "{x}:go")
+LINES = st.builds(
+    lambda method, parts, rest: f"{method} /{'/'.join([*parts, *(['{rest+}'] if rest else [])])}",
+    st.sampled_from(["POST", "PUT", "*"]),
+    st.lists(st.sampled_from(PATHS), max_size=3).filter(lambda p: sum("{" in e for e in p) < 2),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(st.lists(LINES, min_size=1, max_size=6), min_size=1, max_size=3),
+    st.sampled_from(["POST", "PUT", "GET"]),
+    st.lists(st.sampled_from(["a", "b", "a-1", "c:go", "a%2Fb", ""]), max_size=4),
+)
+def test_the_index_finds_what_a_search_through_all_would(
+    files: list[list[str]], method: str, path: list[str]
+) -> None:
+    """``files``: of services for any host, each after the other."""
+    services = []
+    for number, lines in enumerate(files):
+        endpoints = []
+        for place, line in enumerate(lines):
+            named, segments, rest = request_line(line)
+            match = Match(line, named, segments, rest)
+            endpoints.append(Endpoint(f"s{number}", f"e{place}", match, ""))
+        services.append(Service(f"s{number}", (host_pattern("*"),), tuple(endpoints)))
+    request = call(f"{method} /{'/'.join(path)}", "any.test")
+    expected = next(
+        (
+            (endpoint.title, params)
+            for segments in readings(request.path)
+            for service in services
+            for endpoint in service.endpoints
+            if endpoint.match is not None
+            and endpoint.match.method in (method, "*")
+            and (params := endpoint.match.params(segments)) is not None
+        ),
+        None,
+    )
+    found = RuleSet(services).match(request)
+    assert (found and (found.endpoint.title, dict(found.params))) == expected
