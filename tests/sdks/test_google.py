@@ -95,22 +95,24 @@ def test_a_lost_reply_is_found_in_its_thread(sdk: Sdk) -> None:
     assert asked(look)["metadataHeaders"] == [FIELD]
 
 
-def test_a_draft_that_was_sent_is_found_in_the_thread_it_names(sdk: Sdk) -> None:
-    """A client that passes on the draft as drafts.create answered it."""
+def test_a_draft_that_was_sent_is_found_in_its_thread(sdk: Sdk) -> None:
+    """The draft is gone by then; it was asked for its thread while it was there."""
     api, made = sdk.api(GMAIL), f"m{sdk.number}"
     draft = {"id": "r1", "message": {"id": "m1", "threadId": "t1", "labelIds": ["DRAFT"]}}
     sent = {"id": made, "threadId": "t1", "labelIds": ["SENT"], "internalDate": "32503680000000"}
     old = {"id": "m0", "threadId": "t1", "labelIds": ["SENT"], "internalDate": "1"}
+    api.on("GET /gmail/v1/users/me/drafts/r1", draft)
     api.on("POST /gmail/v1/users/me/drafts/send", LOST)
     api.on("GET /gmail/v1/users/me/threads/t1", {"id": "t1", "messages": [old, sent]})
 
     def commit() -> Any:
         with service("gmail", "v1") as gmail:
-            return gmail.users().drafts().send(userId="me", body=draft).execute()
+            return gmail.users().drafts().send(userId="me", body={"id": "r1"}).execute()
 
     first, second = sdk.twice("commit", commit)
     assert first == second == {"id": made, "threadId": "t1", "labelIds": ["SENT"]}
     assert len(api.came("POST /gmail/v1/users/me/drafts/send")) == 1
+    assert len(api.came("GET /gmail/v1/users/me/drafts/r1")) == 1
     sdk.assert_reconciled("commit", "gmail.drafts.send", external_id=made)
 
 
@@ -147,6 +149,22 @@ def test_a_file_under_an_id_of_drives_is_sent_again_and_is_there_once(sdk: Sdk) 
     assert first["id"] == second["id"] == made
     assert {body_of(arrival)["id"] for arrival in api.came(FILES)} == {made}
     key = sdk.key("create", "google-drive.files.create_with_id")
+    assert sdk.operation(key)["state"] == "succeeded"
+
+
+def test_a_folder_gets_an_id_of_drives_before_it_is_made(sdk: Sdk) -> None:
+    api, made = sdk.api(GOOGLE), f"f{sdk.number}"
+    in_use = {"error": {"code": 409, "errors": [{"reason": "fileIdInUse"}]}}
+    api.on("GET /drive/v3/files/generateIds", {"space": "drive", "ids": [made]})
+    api.on(FILES, LOST, reply(in_use, 409))
+    api.on(f"GET /drive/v3/files/{made}", {"kind": "drive#file", "id": made})
+    first, second = sdk.twice(
+        "create", lambda: create(mimeType="application/vnd.google-apps.folder")
+    )
+    assert first["id"] == second["id"] == made
+    assert {body_of(arrival)["id"] for arrival in api.came(FILES)} == {made}
+    assert len(api.came("GET /drive/v3/files/generateIds")) == 1
+    key = sdk.key("create", "google-drive.files.create_folder")
     assert sdk.operation(key)["state"] == "succeeded"
 
 

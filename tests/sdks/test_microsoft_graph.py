@@ -64,11 +64,15 @@ def test_an_event_carries_a_transaction_and_is_made_once(sdk: Sdk) -> None:
     sdk.assert_once("plan", "microsoft-graph.events.create", external_id=made)
 
 
-def test_a_draft_whose_sending_was_lost_is_read_by_its_id(sdk: Sdk) -> None:
-    api = sdk.api(HOST)
+def test_a_draft_whose_sending_was_lost_is_found_by_its_message_id(sdk: Sdk) -> None:
+    """It has another id in Sent Items; its Message-ID was asked for while it was a draft."""
+    api, made = sdk.api(HOST), f"AAMk{sdk.number}"
     api.on("POST /v1.0/me/messages/AAkA1/send", LOST)
-    api.on("GET /v1.0/me/messages/AAkA1", {"id": "AAkA1", "isDraft": False})
+    api.on("GET /v1.0/me/messages/AAkA1", {"id": "AAkA1", "internetMessageId": f"<{made}@a.test>"})
+    api.on("GET /v1.0/me/messages", {"value": [{"id": made, "isDraft": False}]})
     first, second = sdk.twice("commit", sdk.node(SCRIPT % COMMIT))
     assert first == second
     assert len(api.came("POST /v1.0/me/messages/AAkA1/send")) == 1
-    sdk.assert_reconciled("commit", "microsoft-graph.drafts.send", external_id="AAkA1")
+    [look] = api.came("GET /v1.0/me/messages")
+    assert filter_of(look) == f"internetMessageId eq '<{made}@a.test>'"
+    sdk.assert_reconciled("commit", "microsoft-graph.drafts.send", external_id=made)
