@@ -511,11 +511,13 @@ class RuleSet:
         ]
 
     def refusal_at(self, host: str, port: int) -> Mapping[str, Any] | None:
-        """The shape that the host's clients need a refusal in, whatever the endpoint."""
+        """The shape that the host's clients need a refusal in, whatever the endpoint. A rule for
+        any host does not say what this one's clients are."""
         labels = host.split(".")
         for service in self.services:
             if service.refusal is not None and any(
-                pattern.params(labels, port) is not None for pattern in service.hosts
+                not pattern.everywhere and pattern.params(labels, port) is not None
+                for pattern in service.hosts
             ):
                 return service.refusal
         return None

@@ -237,6 +237,7 @@ class Inquiry:
         self.view = RequestView(request, params)
         self.pages_read = 0
         self._hits: list[tuple[Any, Headers]] = []
+        self._address: str | None = None
         self._step: Request | LookupVerdict = self._first(request)
 
     def next(self) -> Request | LookupVerdict:
@@ -256,6 +257,7 @@ class Inquiry:
             if not isinstance(target, str):
                 missing = lookup.target.path.absent(self.view, self.names)
                 return Inconclusive("no_query", f"the lookup needs {missing}")
+            self._address = target.partition("?")[0]
             body = EMPTY
             if lookup.json is not None:
                 structure = render_structure(lookup.json, self.view, self.names)
@@ -381,6 +383,8 @@ class Inquiry:
         if found is None and path is not None:
             value = ItemView(item, headers).get(path)
             found = None if value is MISSING else text_of(value)
+        if found is None and self._one_object:
+            found = self._address  # what is read at its own address is told from others by that
         if self.lookup.graphql:
             answer = self._as_asked(answer)
         return Found(found, item, answer, failed)

@@ -252,21 +252,26 @@ def lookup_ended(
 
 
 def _nothing(lookup: Lookup, watch: Watch, at: float, marked: bool, looks_min: int) -> Learned:
+    if lookup.by == "marker" and not marked:
+        data = {"blocked_by": "no_query", "reason": "the request carried no mark to look for"}
+        return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
+    if watch.quiet_for < lookup.running + _lag(lookup):
+        return Learned((Event(Kind.EFFECT_ABSENT, at, {"conclusive": False, "look": 0}),))
     if lookup.settle is None or lookup.absent != "resend" or lookup.by != "marker":
         data = {
             "blocked_by": "ambiguous",
             "reason": "nothing found, and by this rule absence is for a person to judge",
         }
         return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
-    if not marked:
-        data = {"blocked_by": "no_query", "reason": "the request carried no mark to look for"}
-        return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
-    if watch.quiet_for < lookup.running + lookup.settle:
-        return Learned((Event(Kind.EFFECT_ABSENT, at, {"conclusive": False, "look": 0}),))
     look = watch.looks + 1
     looks = max(lookup.looks, looks_min)  # an offset page may skip an object once
     seen = {"conclusive": look >= looks, "look": look, "looks": looks}
     return Learned((Event(Kind.EFFECT_ABSENT, at, seen),), counts=True)
+
+
+def _lag(lookup: Lookup) -> float:
+    """How long nobody need be asked about an absence: the object may just not show yet."""
+    return UNSTATED_LAG if lookup.settle is None else lookup.settle
 
 
 def next_look_in(
@@ -280,16 +285,17 @@ def next_look_in(
     """
     if since_last is None:
         return 0.0
-    settle = lookup.settle if lookup.settle is not None else 60.0
+    settle = _lag(lookup)
     spacing = max(settle, 0.05)
     pause = min(spacing * 2.0 ** max(0, tries - 1), SLOWEST_LOOK)
-    if lookup.settle is None:
-        return pause - since_last
     until_believable = lookup.running + settle - quiet_for
     if until_believable > 0:
         return min(pause - since_last, until_believable)
+    if lookup.settle is None:
+        return pause - since_last
     return (spacing if looks or tries <= FAST_LOOKS else pause) - since_last
 
 
+UNSTATED_LAG = 5.0  # seconds, as of a rule that says nothing; with `never` it proves nothing
 SLOWEST_LOOK = 300.0  # seconds; an operation that nothing settles is still asked about
 FAST_LOOKS = 10  # after so many lookups without a verdict their pauses grow

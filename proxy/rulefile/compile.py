@@ -565,6 +565,11 @@ class _Compiler:
                 (*where, "each"), "nothing tells one item from another: use {key} or {each.NAME}"
             )
         found_at = (*where, "found")
+        found_by = asking.answer_text(model.external_id, (*where, "external_id"))
+        if by_content and model.items is not None and not (found_by or self.model.external_id):
+            self.problems.warn(
+                where, "objects without `external_id` cannot be told apart: it never settles"
+            )
         return rules.Lookup(
             method=method,
             target=url,  # type: ignore[arg-type]  # None only beside a problem
@@ -588,7 +593,7 @@ class _Compiler:
             absent=model.absent or ("ask" if by_content else "resend"),
             answer_status=answer.status,
             answer_body=answering.structure(answer.body, (*where, "answer", "body")),
-            external_id=self.model.external_id,
+            external_id=found_by or self.model.external_id,
             answer_format=self._format(),
             answers=shared,
             key_header=key.name if key and key.place == "header" else None,

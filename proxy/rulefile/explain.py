@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+from proxy.core.coverage import settles_by
 from proxy.core.matching import READS, BadPath, Matched, RuleSet, effective_method
 from proxy.core.metering import reserved
 from proxy.core.model import Headers
 from proxy.core.reconcile import choose
-from proxy.core.rules import Endpoint, KeySpec, Lookup
+from proxy.core.rules import KeySpec, Lookup
 from proxy.core.views import BodyMissing
 from proxy.rulefile.testing import RUN_AND_STEP, prepare, request_of
 
@@ -98,10 +99,3 @@ def lookup_text(lookup: Lookup | None) -> str:
         wait = lookup.running + lookup.settle
         absent = f"a miss is believed after {wait:g}s and {lookup.looks} looks"
     return f"{lookup.method} {lookup.target.source} by {lookup.by}; {absent}"
-
-
-def settles_by(endpoint: Endpoint) -> str:
-    """How an unknown outcome is settled, in the words of `rules list`: key, query, key+query,
-    re-send, or person."""
-    ways = [way for way, there in (("key", endpoint.key), ("query", endpoint.reconcile)) if there]
-    return "+".join(ways) or ("re-send" if endpoint.idempotent else "person")

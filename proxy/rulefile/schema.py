@@ -183,6 +183,7 @@ class Lookup(Model):
     each: str | None = None
     items: str | None = None
     where: Condition | None = None
+    external_id: str | None = None
     by: Literal["marker", "content"] = "marker"
     found: FoundAs = FoundAs()
     pages: Pages | None = None

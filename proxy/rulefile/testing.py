@@ -214,7 +214,7 @@ class _Example:
         nothing = Prepared(request)
         if given.asks is not None:
             self._equal("obtains asks", given.asks, f"{question.method} {question.target}", nothing)
-        answer = _answer_of(given.status, given.header, given.body, nothing)
+        answer = answer_of(given.status, given.header, given.body, nothing)
         try:
             return taken(spec, matched.endpoint, Answered(answer))
         except NotObtained as error:
@@ -223,11 +223,8 @@ class _Example:
 
     def _request(self) -> Request | None:
         given = self.example.request
-        method, _, target = given.send.strip().partition(" ")
-        if target.startswith("/"):
-            target = f"{_a_url(self.file.model.hosts[0])}{target}"
         try:
-            return request_of(method, target, tuple(given.header.items()), *_body_of(given))
+            return request_of_example(self.file.model, given)
         except ValueError as error:
             self.problems.append(f"send {given.send!r}: {error}")
             return None
@@ -303,7 +300,7 @@ class _Example:
     def _answer(
         self, number: int, given: schema.ExampleAnswer, matched: Matched, prepared: Prepared
     ) -> None:
-        answer = _answer_of(given.status, given.header, given.body, prepared)
+        answer = answer_of(given.status, given.header, given.body, prepared)
         verdict = classify(
             matched.endpoint,
             Answered(answer),
@@ -345,7 +342,7 @@ class _Example:
         if isinstance(first, Request) and given.asks is not None:
             self._equal(f"{where} asks", given.asks, f"{first.method} {first.target}", prepared)
         for body in (given.body, *given.pages):
-            answer = _answer_of(given.status, given.header, body, prepared)
+            answer = answer_of(given.status, given.header, body, prepared)
             inquiry.feed(Answered(answer))
         verdict = inquiry.next()
         if isinstance(verdict, Request):
@@ -401,6 +398,14 @@ def request_of(method: str, url: str, headers: Headers, body: bytes, kind: str |
     return Request(method, parts.scheme, parts.hostname, port, target, headers, stored)
 
 
+def request_of_example(model: schema.Service, given: schema.ExampleRequest) -> Request:
+    """What an example of a file sends. Raises ValueError with a reason."""
+    method, _, target = given.send.strip().partition(" ")
+    if target.startswith("/"):
+        target = f"{_a_url(model.hosts[0])}{target}"
+    return request_of(method, target, tuple(given.header.items()), *_body_of(given))
+
+
 def _body_of(given: schema.ExampleRequest) -> tuple[bytes, str | None]:
     if given.form is not None:
         fields = [(name, text_of(value) or "") for name, value in given.form.items()]
@@ -419,20 +424,21 @@ def _a_url(host: str) -> str:
     return f"https://{name}"
 
 
-def _answer_of(status: int, header: Mapping[str, str], body: Any, prepared: Prepared) -> Answer:
-    filled = _filled(body, prepared)
-    text = filled if isinstance(filled, str) else "" if filled is None else dump_json(filled)
+def answer_of(status: int, header: Mapping[str, str], body: Any, prepared: Prepared) -> Answer:
+    """What an example answers, with the key where it says {key}."""
+    value = filled(body, prepared)
+    text = value if isinstance(value, str) else "" if value is None else dump_json(value)
     headers = tuple(header.items())
-    if not isinstance(filled, str) and filled is not None:
+    if not isinstance(value, str) and value is not None:
         headers = (*headers, ("Content-Type", "application/json"))
     return Answer(status, "", headers, Body.of(text.encode()))
 
 
-def _filled(value: Any, prepared: Prepared) -> Any:
+def filled(value: Any, prepared: Prepared) -> Any:
     if isinstance(value, str):
         return prepared.filled(value, prepared.name or "")
     if isinstance(value, dict):
-        return {name: _filled(inner, prepared) for name, inner in value.items()}
+        return {name: filled(inner, prepared) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_filled(inner, prepared) for inner in value]
+        return [filled(inner, prepared) for inner in value]
     return value

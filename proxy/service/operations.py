@@ -15,10 +15,11 @@ from typing import Any, Final
 import structlog
 
 from proxy.clock import Clock
+from proxy.core.coverage import settles_by
 from proxy.core.identity import encode_part
 from proxy.core.masking import Redaction, masked_url, redaction_of
 from proxy.core.operation import Event, Kind, Operation, State
-from proxy.core.rules import Endpoint, Service
+from proxy.core.rules import Service
 from proxy.core.settle import late
 from proxy.core.transitions import evolve_all
 from proxy.errors import ServiceError
@@ -294,15 +295,6 @@ def describe_rules(services: Sequence[Service]) -> list[dict[str, Any]]:
         for service in services
         for endpoint in service.endpoints
     ]
-
-
-def settles_by(endpoint: Endpoint) -> str:
-    """What settles a lost call: key, query, key+query, re-send (the same write again does no harm),
-    or only a person; - for a read, which has no effect to find out about."""
-    if endpoint.effect == "read":
-        return "-"
-    ways = [way for way, there in (("key", endpoint.key), ("query", endpoint.reconcile)) if there]
-    return "+".join(ways) or ("re-send" if endpoint.idempotent else "person")
 
 
 def _check_resolvable(operation: Operation, resolution: Resolution) -> None:

@@ -134,6 +134,11 @@ def test_what_is_only_inferred_is_not_enforced(rules: RuleSet) -> None:
             assert {endpoint.mode for endpoint in service.endpoints} == {"observe"}, service.name
 
 
+def test_a_rule_for_any_host_shapes_no_refusal_of_a_host_that_has_none(rules: RuleSet) -> None:
+    assert rules.refusal_at("api.elsewhere.test", 443) is None
+    assert rules.refusal_at("slack.com", 443) is not None
+
+
 # What is placed
 
 

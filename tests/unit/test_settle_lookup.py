@@ -111,6 +111,12 @@ def test_an_absence_that_proves_nothing(
     assert not learned(NONE, lookup, enough, **more).counts
 
 
+@pytest.mark.parametrize("lookup", [BY_CONTENT, replace(LOOKUP, settle=None)])
+def test_no_person_is_asked_while_the_object_may_just_not_show_yet(lookup: Lookup) -> None:
+    assert taught(NONE, lookup, Watch(quiet_for=64.9)) == (Kind.EFFECT_ABSENT, False)
+    assert taught(NONE, lookup, QUIET) == (Kind.LOOKUP_INCONCLUSIVE, "ambiguous")
+
+
 @pytest.mark.parametrize(
     ("quiet_for", "looks", "shifting", "wanted", "counts", "conclusive"),
     [
@@ -149,7 +155,7 @@ def test_an_absence_is_believed_late_enough_and_often_enough(
         pytest.param(LOOKUP, 1e4, 0, 0, FAST_LOOKS, 5, id="the last of the quick ones"),
         pytest.param(LOOKUP, 1e4, 0, 0, FAST_LOOKS + 1, SLOWEST_LOOK, id="no verdict in sight"),
         pytest.param(LOOKUP, 1e4, 0, 1, FAST_LOOKS + 1, 5, id="unless one has counted"),
-        pytest.param(replace(LOOKUP, settle=None), 0, 0, 0, 1, 60, id="never settles"),
+        pytest.param(replace(LOOKUP, settle=None), 0, 0, 0, 1, 5, id="never settles"),
         pytest.param(replace(LOOKUP, settle=None), 1e4, 0, 0, 9, SLOWEST_LOOK, id="and slows down"),
         pytest.param(replace(LOOKUP, settle=0.0), 1e4, 0, 0, 1, 0.05, id="not in a busy loop"),
     ],
