@@ -134,7 +134,9 @@ class App:
     async def reload(self) -> None:
         """Read the rule files again. Raises ServiceError; the rules then stay as they were."""
         try:
-            rules = await asyncio.to_thread(load, self._config.rule_dirs, self._config.models)
+            rules = await asyncio.to_thread(
+                load, self._config.rule_dirs, self._config.models, self._config.mcp
+            )
         except RuleErrors as error:
             self._metrics.reloaded(False, self._clock.time())
             lines.error("rules not reloaded", problems=error.problems)
@@ -152,7 +154,7 @@ class App:
         hidden = (*config.identity.secret, *config.notify.secret, config.notify.url)
         log.hide([*tokens.secrets, *(secret.reveal() for secret in filter(None, hidden))])
         failpoints = self._failpoints()
-        self._use(await asyncio.to_thread(load, config.rule_dirs, config.models))
+        self._use(await asyncio.to_thread(load, config.rule_dirs, config.models, config.mcp))
         authority = self._authority()
         egress = self._egress()
 

@@ -4,6 +4,7 @@ what it is told. The operation itself is driven by ``engine.py``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import structlog
 
 from proxy.authority import token_digest
 from proxy.bound import Bound, Seen
+from proxy.core import jsonrpc
 from proxy.core.call import (
     Governable,
     Governed,
@@ -20,12 +22,13 @@ from proxy.core.call import (
     stricter,
     triage,
 )
+from proxy.core.credentials import is_signed, split
 from proxy.core.decide import Answer, Decision, Refuse, bind, decide, notes_wording
 from proxy.core.fingerprint import DuplicateMember, canonical
-from proxy.core.identity import run_of
+from proxy.core.identity import BadIdentity, Sources, identify, run_of, strip_baggage
 from proxy.core.intent import placed, sent_again
 from proxy.core.matching import BadPath, Matched
-from proxy.core.model import Answered, Identity, Lost, NotSent, Request
+from proxy.core.model import Answered, Body, Identity, Lost, NotSent, Request
 from proxy.core.operation import ENDED, Operation, State
 from proxy.core.placement import CannotPlace
 from proxy.core.refusal import Refusal
@@ -39,6 +42,14 @@ from proxy.replies import Replies, nobody_asks, of_answer
 log = structlog.get_logger("onceproxy")
 
 HOLD_MAX = 600.0  # seconds for which a call may wait for a person
+
+
+class Misnamed(Exception):
+    """A body names run or step otherwise than the head does; str() is the detail of a 400."""
+
+    def __init__(self, detail: str, request: Request) -> None:
+        super().__init__(detail)
+        self.request = request
 
 
 class Callers:
@@ -81,6 +92,8 @@ class Callers:
             operation = self._ledger.find(call.base, call.former_bases)
             if operation is None or not _plain_repeat(call, operation):
                 return None
+            if jsonrpc.is_batch(call.request.body) and jsonrpc.speaks(call.endpoint):
+                return None  # its answers have the ids of what was sent, which is not at hand
             if operation.state not in ENDED or self._engine.flight(operation.base) is not None:
                 return None
             bound = self._bind(call, operation, arrival)
@@ -106,13 +119,15 @@ class Callers:
             examined = rules.examine(request)
             if examined.needs_body and self._fits(arrival):
                 request, read = await self._with_body(arrival), True
-            matched = examined.choose(request)
+            matched = self._engine.hints.applied(examined.choose(request), request)
             kind = triage(request, matched, arrival.identity or Identity(), policy)
             if not read and (isinstance(kind, Governable) or self._is_metered(arrival, matched)):
                 request, read = await self._with_body(arrival), True
-                matched = examined.choose(request)
+                matched = self._engine.hints.applied(examined.choose(request), request)
         except BadPath as error:
             return self._replies.refuse(Refusal("bad-request", str(error)), None, request)
+        except Misnamed as error:
+            return self._replies.refuse(Refusal("bad-request", str(error)), None, error.request)
         except TooLarge:
             detail = f"The limit is {self._settings.request_body} bytes (limits.request_body)."
             return self._replies.refuse(Refusal("request-too-large", detail), None, request)
@@ -146,7 +161,15 @@ class Callers:
         return length is None or length <= self._settings.request_body
 
     async def _with_body(self, arrival: Arrival) -> Request:
-        return arrival.request.with_(body=await arrival.read(self._settings.request_body))
+        """Raises Misnamed, and what ``Arrival.read`` does."""
+        request = arrival.request.with_(body=await arrival.read(self._settings.request_body))
+        inside = jsonrpc.baggage_of(request.body)
+        if not inside:
+            return request
+        try:
+            return _named_inside(arrival, request, inside)
+        except BadIdentity as error:
+            raise Misnamed(error.detail, request) from None
 
     # -- a write with a name -----------------------------------------------------------------------
 
@@ -219,6 +242,8 @@ class Callers:
         flight = self._engine.depart(bound)
         await flight.news  # this caller's own future: cancelling it cancels no send
         if flight.relay is not None and flight.relay.head is not None:
+            if flight.relay.owed:
+                self._engine.keep(self._last_word(bound, flight))
             return self._replies.streamed(bound, flight)
         if flight.relay is not None:
             flight.relay.close()
@@ -231,6 +256,22 @@ class Callers:
             bound.seen = None
             return await self._end_of(bound)  # a person has spoken
         return await self._own_end(bound, flight)
+
+    async def _last_word(self, bound: Bound, flight: Flight) -> None:
+        """What ends a stream that its server left without an answer: the true one, where it came
+        out later, else why there is none."""
+        relay, last = flight.relay, b""
+        assert relay is not None
+        try:
+            await asyncio.shield(flight.done)
+            if relay.owed and flight.error is None and bound.enforced and not flight.unrecorded:
+                reply = await self._own_end(bound, flight)
+                if isinstance(reply.body, Body):
+                    last = jsonrpc.last_word(reply.headers, reply.body)
+        except LedgerError as error:
+            log.error("ledger unavailable", operation=bound.base, detail=str(error))
+        finally:
+            relay.conclude(last)
 
     async def _decided(self, bound: Bound, key: str) -> bool:
         """Whether a person decides while this call waits for it."""
@@ -402,6 +443,18 @@ def _held(decision: Decision | None) -> str | None:
     if isinstance(decision, Refuse) and decision.refusal.code == "approval-required":
         return decision.refusal.operation
     return None
+
+
+def _named_inside(arrival: Arrival, request: Request, inside: Sequence[str]) -> Request:
+    """The request without what names run and step in the baggage of its calls, which the arrival
+    has then. Raises BadIdentity."""
+    sources = arrival.sources or Sources()
+    baggage = ",".join(filter(None, (sources.baggage, *inside)))
+    arrival.identity = identify(replace(sources, baggage=baggage))
+    rest = strip_baggage(inside[0])
+    if rest == inside[0] or jsonrpc.is_batch(request.body) or is_signed(split(request)[1]):
+        return request
+    return request.with_(body=jsonrpc.with_baggage(request.body, rest))
 
 
 def preference(request: Request) -> float | None:

@@ -150,6 +150,20 @@ def _origin(value: object) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def _mcp_url(value: object) -> str:
+    text = str(value)
+    parts = urlsplit(text)
+    plain = text.isascii() and text.isprintable() and not set(' {}"\\') & set(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        raise ValueError("not an address of an MCP server: write https://HOST/PATH")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("must be host and path alone, without credentials and query")
+    port, default = parts.port, {"http": 80, "https": 443}[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    where = host if port in (None, default) else f"{host}:{port}"
+    return f"{parts.scheme}://{where}{parts.path or '/'}"
+
+
 def parent_address(url: Secret) -> Address:
     """Where a parent proxy listens. Raises ValueError if this is no address of one."""
     try:
@@ -271,6 +285,7 @@ HiddenList = Annotated[tuple[Secret, ...], _Reads(_secrets)]
 PathList = Annotated[tuple[Path, ...], _Reads(_paths)]
 Origin = Annotated[str, _Reads(_origin)]
 WebhookUrl = Annotated[Secret, _Reads(_webhook_url)]
+McpUrl = Annotated[str, _Reads(_mcp_url)]
 ProxyUrl = Annotated[Secret, _Reads(_proxy_url)]
 LedgerUrl = Annotated[str, _Reads(_ledger_url)]
 AllowedLines = Annotated[tuple[egress.Line, ...], _Reads(egress.allowed_lines)]
@@ -330,6 +345,16 @@ class UnruledConfig:
     __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
     default: Unknown = "content"
     hosts: Mapping[str, Unknown] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpServerConfig:
+    """An MCP server whose tools are protected by step and tool."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _FORBID
+    url: McpUrl
+    reads: tuple[str, ...] = ()  # tools that only read; a last * stands for any ending
+    trust_annotations: bool = False  # whether the server's own word for that counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,6 +489,7 @@ class Config:
     ledger: LedgerConfig = LedgerConfig()
     rules: tuple[Path, ...] = ()
     models: ModelHosts = ()  # hosts at which the rules for models hold too
+    mcp: Mapping[str, McpServerConfig] = field(default_factory=dict)  # by the name of its service
     unruled: UnruledConfig = UnruledConfig()
     mode: Literal["enforce", "observe", "pass"] = "enforce"
     tls: TlsConfig = TlsConfig()

@@ -55,6 +55,7 @@ from proxy.core.transitions import IllegalTransition, evolve_all
 from proxy.core.views import RequestView
 from proxy.failpoints import OFF, Failpoints
 from proxy.flights import Claim, Flight, Sights
+from proxy.hints import Hints
 from proxy.ledger.base import Change, Conflict, Ledger, LedgerError, Refused
 from proxy.lending import Lending
 from proxy.lookups import Lookups
@@ -112,6 +113,7 @@ class Engine:
         self.settings = settings or Settings()
         self.authority = Authority(ledger, rights)
         self.approvals = Approvals(ledger, clock)
+        self.hints = Hints()
         self.rules = rules
         self.ledger = ledger
         self.clock = clock
@@ -122,6 +124,7 @@ class Engine:
             send_timeout=self.settings.limits.send_timeout,
             kept_body=self.settings.kept_body,
             secret_of=self.settings.secret_of,
+            sleep=clock.sleep,
         )
         self._lending = Lending(self.outbound, clock, self.settings.policy.digest_key)
         self._limits = self.settings.limits
@@ -251,18 +254,19 @@ class Engine:
     ) -> Operation:
         operation, request, new = await self._to_send(bound, snapshot)
         must_be_approved(operation, request)
-        if not new and flight.relay is not None and jsonrpc.speaks(bound.endpoint):
-            flight.relay.close()  # its answer has the first caller's id: it is awaited and changed
+        if not new and jsonrpc.speaks(bound.endpoint):
+            request = _asked_anew(flight, bound, request)
         outgoing = self._lending.authorised(bound, request)
         await self._failpoints.reach("before_intent", operation.key)
         operation = await self._intend(bound, operation, forward, request if new else None)
         flight.operation = operation
         await self._failpoints.reach("after_intent", operation.key)
+        earlier = flight.relay is not None and not flight.relay.wanted
         result = await self._attempt(flight, bound, operation, outgoing)
         await self._failpoints.reach("after_effect", operation.key)
         operation = await self._record(flight, bound, operation, result)
         await self._failpoints.reach("after_outcome", operation.key)
-        if flight.relay is not None:
+        if flight.relay is not None and not (earlier and flight.relay.owed):
             flight.relay.end(whole=operation.state in ENDED and flight.complete)
         return operation
 
@@ -428,6 +432,7 @@ class Engine:
                     self.snapshots.access(bound), operation, now_of(self.clock, operation)
                 ),
                 relay=flight.relay,
+                answering=jsonrpc.Answering(outgoing) if jsonrpc.speaks(bound.endpoint) else None,
             )
         finally:
             now = self.clock.monotonic()
@@ -617,6 +622,17 @@ class Engine:
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
         return task
+
+
+def _asked_anew(flight: Flight, bound: Bound, request: Request) -> Request:
+    """A stored call of JSON-RPC with the id of whoever has it sent again. Where it keeps its own,
+    its answer does not flow: it is awaited, and changed."""
+    again = None
+    if bound.call is not None and bound.endpoint.signed == "none":
+        again = jsonrpc.asked_by(request, bound.call.request)
+    if again is None and flight.relay is not None:
+        flight.relay.close()
+    return again or request
 
 
 _WRITE = {"amounts": dict(WRITE)}

@@ -86,7 +86,9 @@ def _plain(value: Any, hint: Any) -> Any:
         }
     if isinstance(value, tuple):
         return [_plain(item, None) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {name: _plain(item, None) for name, item in value.items()}
+    return value
 
 
 def bare(hint: Any) -> Any:

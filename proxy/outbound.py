@@ -5,12 +5,15 @@ collecting of what comes back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 import structlog
 
+from proxy.core import jsonrpc
 from proxy.core.credentials import MASK, NONE, Credentials, MissingCredential, join
+from proxy.core.jsonrpc import Answering
 from proxy.core.model import (
     Answer,
     Answered,
@@ -30,6 +33,9 @@ from proxy.relay import Relay
 log = structlog.get_logger("onceproxy")
 
 STREAM_FROM = 256 * 1024  # bytes of an answer that are awaited before it begins to flow
+STREAM_END = 0.5  # seconds for a stream that has answered to end; then its connection is given up
+RESUMES = 5  # of one stream; a server that lets go of it this often has nothing to say
+RETRY_MOST = 5.0  # seconds; a server's `retry` may be any number
 
 
 class Opened(Protocol):
@@ -74,8 +80,10 @@ class Outbound:
         send_timeout: float,
         kept_body: int,
         secret_of: Callable[[Auth], str | None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Seconds and bytes; ``secret_of`` reads the secret of a rule's ``auth``, None without."""
+        self._sleep = sleep
         self._upstream = upstream
         self._failpoints = failpoints
         self._send_timeout = send_timeout
@@ -122,46 +130,100 @@ class Outbound:
         operation_key: str,
         gate: Callable[[], str | None] | None = None,
         relay: Relay | None,
+        answering: Answering | None = None,
     ) -> SendResult:
-        """Send and collect the whole answer; a caller behind ``relay`` may have a long one flow."""
+        """Send and collect the whole answer; a caller behind ``relay`` may have a long one flow.
+        ``answering``: what tells where the answer is in an event stream of JSON-RPC."""
         opened = await self.send(
             request, fresh=fresh, operation_key=operation_key, gate=gate, run=run
         )
         if isinstance(opened, (NotSent, Lost)):
             return opened
-        body, complete = await self._collect(opened, relay)
+        streams = _is_event_stream(opened.headers)
+        if answering is None or not streams:
+            body, complete = await self._collect(opened, relay, streams=streams)
+        else:
+            parts = _Parts(self._kept_body, relay if _flows(opened, relay) else None)
+            parts.open(opened, None, owed=True)
+            complete = await self._await_answer(opened, parts, answering)
+            for _ in range(RESUMES):
+                if (
+                    complete
+                    or (resumed := await self._resume(request, answering, run, gate)) is None
+                ):
+                    break
+                complete = await self._await_answer(resumed, parts, answering)
+            body = parts.body
         answer = Answer(opened.status, opened.reason, opened.headers, body)
         return Answered(answer, complete)
 
-    async def _collect(self, opened: Opened, relay: Relay | None) -> tuple[Body | None, bool]:
+    async def _collect(
+        self, opened: Opened, relay: Relay | None, *, streams: bool
+    ) -> tuple[Body | None, bool]:
         """The body, or None where it is larger than what is kept; and whether it has its end."""
-        flows = relay is not None and relay.wanted and 200 <= opened.status < 300
-        if not (flows and _is_event_stream(opened.headers)):
+        flows = _flows(opened, relay)
+        if not (flows and streams):
             body, complete = await opened.read(STREAM_FROM if flows else self._kept_body)
             if body is not None:
                 return body, complete
-        if flows:
-            assert relay is not None
-            head = Answer(opened.status, opened.reason, opened.headers, None)
-            relay.open(head, opened.length)
-        parts: list[bytes] | None = []
-        size = 0
+        parts = _Parts(self._kept_body, relay if flows else None)
+        parts.open(opened, opened.length)
         complete = True
         try:
             async for chunk in opened.chunks():
-                size += len(chunk)
-                if parts is not None:
-                    parts.append(chunk)
-                    parts = parts if size <= self._kept_body else None
-                if flows:
-                    assert relay is not None
-                    await relay.feed(chunk)
+                await parts.feed(chunk)
         except BrokenOff as error:
             log.info("answer broke off", detail=error.reason)
             complete = False
         finally:
             opened.close()
-        return (Body.of(b"".join(parts)) if parts is not None else None), complete
+        return parts.body, complete
+
+    async def _await_answer(self, opened: Opened, parts: _Parts, answering: Answering) -> bool:
+        """Take in a stream until it has answered; whether it has."""
+        chunks = opened.chunks()
+        try:
+            async for chunk in chunks:
+                for event, may_be_last in answering.feed(chunk):
+                    await parts.feed(event, may_be_last=may_be_last)
+                if answering.ended:
+                    break
+            else:
+                await parts.feed(answering.rest())
+            if answering.ended:
+                with contextlib.suppress(StopAsyncIteration, TimeoutError):
+                    async with asyncio.timeout(STREAM_END):
+                        while True:
+                            await anext(chunks)
+        except BrokenOff as error:
+            log.info("answer broke off", detail=error.reason)
+            answering.rest()
+        finally:
+            opened.close()
+        return answering.ended or not answering.waits
+
+    async def _resume(
+        self,
+        request: Request,
+        answering: Answering,
+        run: str,
+        gate: Callable[[], str | None] | None,
+    ) -> Opened | None:
+        """The rest of a stream that ended before it had answered, where its server keeps it for
+        this session (MCP up to 2025-11-25). A read: nothing is called again."""
+        again = jsonrpc.resumption(request, answering.last_id)
+        if again is None:
+            return None
+        await self._sleep(min(answering.retry, RETRY_MOST))
+        opened = await self.send(again, gate=gate, run=run)
+        if isinstance(opened, (NotSent, Lost)):
+            log.info("stream not resumed", detail=opened.reason)
+            return None
+        if opened.status != 200 or not _is_event_stream(opened.headers):
+            log.info("stream not resumed", detail=f"status {opened.status}")
+            opened.close()
+            return None
+        return opened
 
     def has_secret(self, endpoint: Endpoint) -> bool:
         auth = endpoint.auth
@@ -200,6 +262,41 @@ class Outbound:
             return request
         value = auth.value.replace("{secret}", secret)
         return request.with_(headers=(*request.headers, (auth.header, value)))
+
+
+class _Parts:
+    """The body of an answer as it comes: kept up to a size, and given on to whoever waits."""
+
+    def __init__(self, most: int, relay: Relay | None) -> None:
+        self._most = most
+        self._relay = relay
+        self._pieces: list[bytes] | None = []
+        self._size = 0
+
+    @property
+    def body(self) -> Body | None:
+        return Body.of(b"".join(self._pieces)) if self._pieces is not None else None
+
+    def open(self, opened: Opened, length: int | None, *, owed: bool = False) -> None:
+        """``owed``: its caller is told how it ended, if not by its own end."""
+        if self._relay is not None:
+            self._relay.owed = owed
+            head = Answer(opened.status, opened.reason, opened.headers, None)
+            self._relay.open(head, length)
+
+    async def feed(self, piece: bytes, *, may_be_last: bool = True) -> None:
+        if not piece:
+            return
+        self._size += len(piece)
+        if self._pieces is not None:
+            self._pieces.append(piece)
+            self._pieces = self._pieces if self._size <= self._most else None
+        if self._relay is not None:
+            await self._relay.feed(piece, may_be_last=may_be_last)
+
+
+def _flows(opened: Opened, relay: Relay | None) -> bool:
+    return relay is not None and relay.wanted and 200 <= opened.status < 300
 
 
 def _is_event_stream(headers: Headers) -> bool:

@@ -4,6 +4,8 @@ and a budget like any other call that a run makes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from proxy.authority import token_digest
 from proxy.core import intent
 from proxy.core.authority import Access
@@ -45,6 +47,8 @@ class Passings:
         if prompt is not None:
             return await self._journal.answer(prompt, call, lambda: self._send(call))
         sent = await self._send(call)
+        if isinstance(sent, Sent) and read and sent.opened.pipe is None:
+            sent = replace(sent, opened=self._engine.hints.heard(request, sent.opened))
         return sent if isinstance(sent, Reply) else sent.reply()
 
     async def _send(self, call: Passage) -> Sent | Reply:
@@ -79,9 +83,9 @@ class Passings:
                 standing = self._engine.authority.standing(access)
                 bar = standing.bar or standing.stop
                 code = bar.code if bar is not None else "upstream-not-reached"
-                return self._replies.refuse(Refusal(code, reason), None)
+                return self._replies.refuse(Refusal(code, reason), None, call.request)
             case Lost(reason):
-                return self._replies.refuse(Refusal("upstream-lost", reason), None)
+                return self._replies.refuse(Refusal("upstream-lost", reason), None, call.request)
         if opened.pipe is not None:
             opened.pipe = held(self._engine, call.access, opened.pipe)
         return Sent(opened, cost)

@@ -34,6 +34,7 @@ class Relay:
         self._closed = False
         self.head: Answer | None = None
         self.length: int | None = None
+        self.owed = False  # it ends with a word about its end, if not with its own
 
     @property
     def wanted(self) -> bool:
@@ -59,12 +60,19 @@ class Relay:
     def end(self, whole: bool) -> None:
         """The answer has ended; ``whole``: its outcome is recorded and it may end cleanly. Only the
         first word counts."""
-        if self._moved is None or self._ended:
+        if self._moved is None or self._ended or (self.owed and not whole):
             return
         if whole and self._last is not None:
             self._put(self._last)
         self._ended, self._whole = True, whole
         self._moved.set()
+
+    def conclude(self, last: bytes) -> None:
+        """End what is owed: with these bytes, or without any as an answer that is cut off."""
+        self.owed = False
+        if last and self._moved is not None and not self._ended:
+            self._last = last
+        self.end(whole=bool(last))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """For the caller. Raises CutOff at the end of an answer that is not whole."""

@@ -14,12 +14,12 @@ import structlog
 
 from proxy.bound import Bound
 from proxy.core import jsonrpc
-from proxy.core.call import Governed
+from proxy.core.call import Governed, unruled_endpoint
 from proxy.core.decide import Answer, Decision, Hold, Refuse
 from proxy.core.fingerprint import DuplicateMember, canonical, differences
 from proxy.core.intent import placed
 from proxy.core.kept import keep
-from proxy.core.model import EMPTY, Request
+from proxy.core.model import EMPTY, Body, Request
 from proxy.core.model import Answer as HttpAnswer
 from proxy.core.operation import Event, Kind, Operation, State
 from proxy.core.placement import CannotPlace
@@ -81,7 +81,7 @@ class Replies:
             case Answer():
                 if answer is None or answer.body is None:
                     answer = await self._recorded(decision.operation)
-                return self.give(bound, decision, answer, how)
+                return self.give(bound, decision, answer, how, await self._asked(bound, decision))
             case Refuse(refusal=refusal, short=short):
                 if short is not None:
                     self._metrics.exhausted(short.unit)
@@ -107,8 +107,26 @@ class Replies:
             raise Damaged(f"the answer of {operation.key} is gone")
         return HttpAnswer(end.status, "", (), EMPTY)
 
-    def give(self, bound: Bound, decision: Answer, answer: HttpAnswer, how: str) -> Reply:
-        """The reply with a recorded answer; what there is to note of it is noted."""
+    async def _asked(self, bound: Bound, decision: Answer) -> Body | None:
+        """What a recorded answer answers, where its ids have to be told apart."""
+        call = bound.call
+        if call is None or not jsonrpc.speaks(bound.endpoint):
+            return None
+        if not jsonrpc.is_batch(call.request.body):
+            return None
+        stored = await self._ledger.request_of(decision.operation.key)
+        return stored.body if stored is not None else None
+
+    def give(
+        self,
+        bound: Bound,
+        decision: Answer,
+        answer: HttpAnswer,
+        how: str,
+        asked: Body | None = None,
+    ) -> Reply:
+        """The reply with a recorded answer; what there is to note of it is noted. ``asked``: what
+        it answers, where that has to be known."""
         operation, outcome = decision.operation, decision.operation.outcome
         if outcome is not None and outcome.how == "resolved":
             how = "resolved"
@@ -124,7 +142,7 @@ class Replies:
         if how not in ("sent", "reconciled"):
             answer = keep(answer, None) or answer
         if bound.call is not None and addressed:
-            answer = jsonrpc.addressed(answer, bound.call.request)
+            answer = jsonrpc.addressed(answer, bound.call.request, asked)
         return of_answer(answer, operation, how, delivered)
 
     def _notes(self, bound: Bound, decision: Answer, how: str) -> tuple[Event, ...]:
@@ -224,7 +242,7 @@ class Replies:
         service, title = (endpoint.service, endpoint.name) if endpoint is not None else ("", "")
         self._metrics.decided(service, title, "refused")
         log.info("refused", code=refusal.code, operation=refusal.operation, detail=refusal.detail)
-        if endpoint is not None and endpoint.match is not None:
+        if endpoint is not None and (endpoint.match is not None or jsonrpc.speaks(endpoint)):
             shape = endpoint.refusal
             if shape is None and jsonrpc.speaks(endpoint):
                 shape = jsonrpc.shape(refusal, request)
@@ -232,6 +250,8 @@ class Replies:
             shape = self._engine.rules.refusal_at(request.host, request.port)
         else:
             shape = None
+        if shape is None and endpoint is None and request is not None and _is_rpc(request):
+            shape = jsonrpc.shape(refusal, request)
         if shape is not None:
             refusal = replace(refusal, shape=shape)
         attempts = None
@@ -254,6 +274,10 @@ class Replies:
 
     def _suppressed(self, endpoint: Endpoint, how: str) -> None:
         self._metrics.suppressed(endpoint.service, endpoint.name, how)
+
+
+def _is_rpc(request: Request) -> bool:
+    return jsonrpc.speaks(unruled_endpoint(request))
 
 
 def _request_of(bound: Bound) -> Request | None:

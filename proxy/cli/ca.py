@@ -89,7 +89,7 @@ def _names(loaded: Loaded) -> Sequence[str] | None:
     from proxy.rulefile import RuleErrors, load
 
     try:
-        return load(loaded.config.rule_dirs, loaded.config.models).names
+        return load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp).names
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
 

@@ -18,7 +18,7 @@ def check(loaded: Loaded, as_json: bool) -> None:
     from proxy.rulefile import RuleErrors, load
 
     try:
-        rules = load(loaded.config.rule_dirs, loaded.config.models)
+        rules = load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp)
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
     warnings = [*loaded.warnings, *rules.warnings]

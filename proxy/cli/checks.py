@@ -384,7 +384,7 @@ def rules(machine: Machine) -> Iterator[Result]:
     from proxy.rulefile import RuleErrors, load
 
     try:
-        found = load(machine.config.rule_dirs, machine.config.models)
+        found = load(machine.config.rule_dirs, machine.config.models, machine.config.mcp)
     except RuleErrors as error:
         first, *more = error.problems
         others = f" (and {len(more)} more)" if more else ""

@@ -43,7 +43,9 @@ rules.add_command(generate)
 def list_rules(loaded: Loaded, as_json: bool) -> None:
     """List the endpoints of all rule files, in the order in which they are tried."""
     try:
-        found = describe_rules(load(loaded.config.rule_dirs, loaded.config.models).services)
+        found = describe_rules(
+            load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp).services
+        )
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
     if as_json:
@@ -106,7 +108,7 @@ def explain(
     body = Path(data[1:]).read_bytes() if data.startswith("@") else data.encode()
     try:
         lines = explain_call(
-            load(loaded.config.rule_dirs, loaded.config.models),
+            load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp),
             method,
             url,
             tuple(_header(one) for one in headers),

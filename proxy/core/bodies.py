@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
+from proxy.core.events import events
 from proxy.core.model import Body, Headers, header
 
 LOOK_INSIDE = 10 * 1024 * 1024  # bytes; a larger body is forwarded but no rule can look into it
@@ -153,18 +154,17 @@ def _text(value: Any) -> str:
 
 
 def _rpc_answer(text: str) -> Any:
-    """The last message of an event stream that is an answer; requests and notifications pass."""
-    answer: Any = None
-    for event in text.replace("\r\n", "\n").split("\n\n"):
-        lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line[:5] == "data:"]
-        if not lines:
-            continue
-        message = parse_json("\n".join(lines), strict=False)
-        if isinstance(message, dict) and ("result" in message or "error" in message):
-            answer = message
-    if answer is None:
+    """The message of an event stream that is an answer, a list for a batch of calls; requests and
+    notifications pass."""
+    answers: list[Any] = []
+    for event in events(text):
+        if event.data:
+            message = parse_json(event.data, strict=False)
+            said = message if isinstance(message, list) else [message]
+            answers += [m for m in said if isinstance(m, dict) and ("result" in m or "error" in m)]
+    if not answers:
         raise BodyMissing("the stream holds no answer")
-    return answer
+    return answers if len({dump_json(each.get("id")) for each in answers}) > 1 else answers[-1]
 
 
 # Forms

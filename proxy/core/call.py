@@ -140,15 +140,24 @@ class Governed:
         )
 
 
-def unruled_endpoint(request: Request) -> Endpoint:
-    """The entry that stands in where no rule file has one."""
+def unruled_endpoint(request: Request, view: RequestView | None = None) -> Endpoint:
+    """The entry that stands in where no rule file has one. Calls of JSON-RPC are known by what they
+    look like, so tools of an MCP server that nobody has named are protected as well."""
     return Endpoint(
         service=UNRULED,
         name="content",
         match=None,
         digest="",
+        answer_format="jsonrpc" if _is_rpc(request, view or RequestView(request)) else "json",
         idempotent=effective_method(request) in ("PUT", "DELETE"),
     )
+
+
+def _is_rpc(request: Request, view: RequestView) -> bool:
+    try:
+        return jsonrpc.may_be(request.body) and jsonrpc.are_calls(view.get("body"))
+    except BodyMissing:
+        return False
 
 
 def is_write(request: Request) -> bool:
@@ -185,6 +194,8 @@ def triage(
     elif not named:
         if policy.missing_identity == "pass" or mode != "enforce":
             return Passing("no identity", unprotected=True)
+        if matched.anywhere:  # nobody has named this host
+            return Passing("no rule and no identity", unprotected=True)
         return Refusal(
             "missing-identity",
             "A write to an endpoint of a rule needs a run and a step: put them into the proxy "
@@ -207,8 +218,9 @@ def name(
     call: Governable, request: Request, matched: Matched | None, policy: Policy
 ) -> Governed | Refusal:
     """The governed write that ``request``, with its whole body, is."""
-    endpoint = matched.endpoint if matched else unruled_endpoint(request)
     params = matched.params if matched else {}
+    view = matched.view if matched else RequestView(request, params)
+    endpoint = matched.endpoint if matched else unruled_endpoint(request, view)
     bare, credentials = split(request)
     if credentials and endpoint.signed == "none" and is_signed(credentials):
         # Whatever the rule's author thought of.
@@ -230,9 +242,9 @@ def name(
             f"The JSON body has the member {error} twice, and services differ in which one they "
             "take: send it once.",
         )
-    view = matched.view if matched else RequestView(request, params)
     try:
-        operation, former = _operation_name(call, bare, endpoint, view, canon)
+        anywhere = matched is not None and matched.anywhere
+        operation, former = _operation_name(call, bare, endpoint, view, canon, anywhere=anywhere)
         mode = stricter(policy.mode, endpoint.mode)
         needs_approval = mode == "enforce" and _needs_approval(endpoint, view)
     except BodyMissing as error:
@@ -287,22 +299,42 @@ def credential_digest(digest_key: bytes, credentials: Credentials) -> str:
 
 
 def _operation_name(
-    call: Governable, bare: Request, endpoint: Endpoint, view: RequestView, canon: Canonical
+    call: Governable,
+    bare: Request,
+    endpoint: Endpoint,
+    view: RequestView,
+    canon: Canonical,
+    *,
+    anywhere: bool,
 ) -> tuple[str, tuple[str, ...]]:
+    """``anywhere``: the rule is for any host, so the host is part of the name."""
     if endpoint.service == UNRULED:
         title = encode_part(f"{bare.method} {bare.authority}{bare.path}")
+        if jsonrpc.speaks(endpoint):
+            title += _marked("=", jsonrpc.called(view.get("body")))
         if call.operation_id is not None:
             return f"{title}:{encode_part(call.operation_id)}", ()
         return f"{title}~{content_digest(canon)[:DIGEST_LENGTH]}", ()
-    suffix = ""
+    suffix = _marked("@", bare.authority + bare.path) if anywhere else ""
+    which = endpoint.match.jsonrpc if endpoint.match is not None else None
+    if which is not None:
+        value = view.get("body")
+        suffix += "" if which.single else _marked("=", jsonrpc.called(value))
+        suffix += _marked("+", jsonrpc.round_of(value) or "")
     if call.operation_id is not None:
-        suffix = f":{encode_part(call.operation_id)}"
+        suffix += f":{encode_part(call.operation_id)}"
     elif endpoint.distinguish:
         values = [view.get(path) for path in endpoint.distinguish]
         text = [None if value is MISSING else value for value in values]
-        suffix = f"~{keyed_digest(b'', *map(repr, text))[:DIGEST_LENGTH]}"
+        suffix += f"~{keyed_digest(b'', *map(repr, text))[:DIGEST_LENGTH]}"
     former = tuple(f"{endpoint.service}.{old}{suffix}" for old in endpoint.was)
     return endpoint.title + suffix, former
+
+
+def _marked(mark: str, text: str) -> str:
+    """A part of an operation's name that no other part can be taken for."""
+    part = encode_part(text) if text else ""
+    return mark + "".join(f"%{ord(c):X}" if c in "=@+:~" else c for c in part) if part else ""
 
 
 def _keys_of_caller(request: Request, endpoint: Endpoint) -> tuple[str | None, str | None]:
@@ -340,7 +372,7 @@ def noise_of(endpoint: Endpoint, business_key: str | None, request: Request) -> 
     the place of the key where the caller's SDK makes up another one each time."""
     key, noise = endpoint.key, endpoint.noise
     if jsonrpc.speaks(endpoint):
-        noise = (*noise, *jsonrpc.NOISE)
+        noise = (*noise, *jsonrpc.noise(request.body))
     if key is None or business_key is not None:
         return noise
     if each(key.name) and items_mean(request, key):

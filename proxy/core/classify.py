@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.core import graphql
+from proxy.core import graphql, jsonrpc
 from proxy.core.bodies import BodyMissing, is_json, media_type
 from proxy.core.model import Answered, Request, frozen
 from proxy.core.rules import AnswerLine, Endpoint
@@ -51,7 +51,7 @@ def classify(
     seen = AnswerView(answered.answer, answer_format, answered.complete, alias)
     means, replayed, reason = _by_lines(endpoint, seen)
     if means is None:
-        means, reason = _built_in(answered, keyed)
+        means, reason = _by_rpc(endpoint, answered, seen) or _built_in(answered, keyed)
         if means == "succeeded" and endpoint is not None and speaks_graphql(endpoint):
             means, reason = _graphql(seen) or (means, reason)
     external_id = None
@@ -112,6 +112,21 @@ def _line_holds(line: AnswerLine, seen: AnswerView) -> bool | None:
         return False
     except BodyMissing:
         return False if _foreign(seen) else None
+
+
+def _by_rpc(
+    endpoint: Endpoint | None, answered: Answered, seen: AnswerView
+) -> tuple[str, str] | None:
+    """What JSON-RPC says inside a 2xx. An answer that ought to be there and is not says nothing."""
+    if not _success(answered.answer.status) or seen.answer_format != "jsonrpc":
+        return None
+    streamed = media_type(seen.answer.headers) == "text/event-stream"
+    try:
+        return jsonrpc.verdict(seen.body)
+    except BodyMissing as error:
+        if streamed or not answered.complete:
+            return "unknown", f"status {answered.answer.status}, and {error}"
+        return None
 
 
 def _foreign(seen: AnswerView) -> bool:

@@ -98,7 +98,8 @@ def content_without(content: Content, steps: Steps) -> Content:
         return Content("any", None, b"null")
     match content.kind:
         case "json":
-            return _of_json(_value_without(content.value, steps))
+            left = _value_without(content.value, steps)
+            return content if left is content.value else _of_json(left)
         case "form":
             return _of_pairs(pairs_without(content.value, steps))
         case "multipart":
@@ -313,12 +314,15 @@ def _value_without(value: Any, steps: Steps) -> Any:
     step, rest = steps[0], steps[1:]
     if isinstance(value, dict) and step in value:
         if rest:
-            return {**value, step: _value_without(value[step], rest)}
+            left = _value_without(value[step], rest)
+            return value if left is value[step] else {**value, step: left}
         return {name: member for name, member in value.items() if name != step}
     if isinstance(value, list) and not isinstance(step, str):
         # A left-out item leaves null behind: the others keep their places.
-        return [
+        left = [
             (_value_without(item, rest) if rest else None) if step in (None, index) else item
             for index, item in enumerate(value)
         ]
+        same = all(mine is item for mine, item in zip(left, value, strict=True))
+        return value if same else left
     return value

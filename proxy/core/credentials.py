@@ -46,6 +46,7 @@ HEADERS: Final = _names(
     dd-api-key dd-application-key ocp-apim-subscription-key apca-api-key-id apca-api-secret-key
     cb-access-key cb-access-sign cb-access-passphrase x-mbx-apikey api-sign
     x-csrf-token x-xsrf-token x-csrftoken signature signature-input dpop
+    mcp-session-id
     """
 )
 # Families: X-Api-Key, X-Goog-Api-Key, Xi-Api-Key, X-Shopify-Access-Token, X-Amz-Security-Token ...
@@ -74,9 +75,11 @@ RANDOM_LENGTH: Final = 16  # the shortest API keys in use have 20 characters
 RANDOM_CHANGES: Final = 4  # letter beside digit; 20 random characters have about 7, words 1 or 2
 _CHANGE: Final = re.compile(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])")
 
-# Made anew for each request, so they say nothing about who asks, and are of no use to another one.
+# Made anew for each request or session, so they say nothing about who asks, and are of no use to
+# another one.
 PER_REQUEST: Final = _names(
     """
+    mcp-session-id
     signature signature-input dpop cb-access-sign api-sign x-csrf-token x-xsrf-token x-csrftoken
     sig oauth_signature x-amz-signature x-amz-credential x-goog-signature x-goog-credential
     """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from proxy.core.call import Governed
+from proxy.core.jsonrpc import speaks
 from proxy.core.keys import render
 from proxy.core.matching import effective_method
 from proxy.core.model import Request, frozen, without
@@ -56,7 +57,7 @@ def intend(
     inherited = _inherited(previous, call)
     key_version = inherited.key_version if inherited is not None else version
     changes = call.mode == "enforce" and endpoint.signed == "none"
-    if changes and call.ruled:
+    if changes and (call.ruled or speaks(endpoint)):
         request = readable(request)
     key_place = None
     if endpoint.key is not None:

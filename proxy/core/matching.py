@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
 
-from proxy.core import graphql
+from proxy.core import graphql, jsonrpc
 from proxy.core.conditions import Condition
 from proxy.core.model import Request, frozen
 from proxy.core.paths import MISSING, Path
@@ -37,6 +37,10 @@ DEFAULT_PORTS = (80, 443)
 
 class BadPath(Exception):
     """A path on a ruled host that servers read in two ways; str() is the detail of a 400."""
+
+
+class BadBatch(BadPath):
+    """Calls of JSON-RPC in one request that can only be protected one by one."""
 
 
 def effective_method(request: Request) -> str:
@@ -132,8 +136,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class JsonRpc:
-    method: str
+    """Names may end with ``*``."""
+
+    methods: tuple[str, ...]
     tools: tuple[str, ...] = ()
+    trusts: bool = False  # that a tool only reads, or may be called again, where its server says so
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one method, and of ``tools/call`` one tool."""
+        names = self.tools if self.methods == (jsonrpc.TOOLS_CALL,) else self.methods
+        return len(names) == 1 and not names[0].endswith("*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +233,17 @@ def _executes(view: RequestView, wanted: tuple[str, ...]) -> bool:
 
 
 def _calls(view: RequestView, wanted: JsonRpc) -> bool:
-    if view.get("body.method") != wanted.method:
+    if not _named(view.get("body.method"), wanted.methods):
         return False
-    return not wanted.tools or view.get("body.params.name") in wanted.tools
+    return not wanted.tools or _named(view.get("body.params.name"), wanted.tools)
+
+
+def _named(name: Any, wanted: tuple[str, ...]) -> bool:
+    if not isinstance(name, str):
+        return False
+    return any(
+        name.startswith(each[:-1]) if each.endswith("*") else name == each for each in wanted
+    )
 
 
 def readings(path: str) -> Iterator[list[str]]:
@@ -253,11 +274,13 @@ def _check_path(path: str) -> None:
 
 @frozen
 class Matched:
-    """``params``: of host and path. ``view``: the request under them, its body parsed if it was."""
+    """``params``: of host and path. ``view``: the request under them, its body parsed if it was.
+    ``anywhere``: by a rule for any host, so that nobody has named this one."""
 
     endpoint: Endpoint
     params: Mapping[str, str]
     view: RequestView
+    anywhere: bool = False
 
 
 _Entry = tuple[int, Endpoint, Match]  # the number is the place in file order
@@ -325,7 +348,8 @@ class _Index:
         return table.candidates(segments)
 
 
-_Route = tuple[Endpoint, Match, dict[str, str]]  # the parameters are of host and path
+_Route = tuple[Endpoint, Match, dict[str, str], bool]
+"""The parameters are of host and path; the last says that the rule is for any host."""
 
 
 SWITCH_FROM = 8  # routes at one address; below, trying them one by one is as fast
@@ -344,7 +368,7 @@ class _Switch:
         if len(routes) < SWITCH_FROM:
             return None
         found: dict[Path, dict[int, str]] = {}
-        for _, match, _ in routes:
+        for _, match, *_ in routes:
             condition = match.body if body else match.head
             if condition is None or len(condition.alternatives) != 1:
                 continue
@@ -393,14 +417,36 @@ class Examined:
     def choose(self, request: Request) -> Matched | None:
         """The endpoint of the same request, now with its body."""
         view = RequestView(request)
+        if self.needs_body and jsonrpc.is_batch(request.body):
+            found = self._choose_batch(view)
+            if found is not None:
+                return found
+        return self._choose(view)
+
+    def _choose(self, view: RequestView) -> Matched | None:
         routes: Sequence[_Route] = self.routes
         if self.switch is not None and self.needs_body:
             routes = self.switch.left(routes, view)
-        for endpoint, match, params in routes:
+        for endpoint, match, params, anywhere in routes:
             bound = view.with_params(params) if params else view
             if not match.needs_body or match.fits_body(bound):
-                return Matched(endpoint, params, bound)
+                return Matched(endpoint, params, bound, anywhere)
         return None
+
+    def _choose_batch(self, view: RequestView) -> Matched | None:
+        """A batch of reads is a read; one with a write that a rule describes is not let through as
+        something that no rule describes. Raises BadBatch."""
+        try:
+            calls = view.get("body")
+        except BodyMissing:
+            return None
+        if not isinstance(calls, list) or not any(match.jsonrpc for _, match, *_ in self.routes):
+            return None
+        found = [self._choose(view.with_body(c)) if isinstance(c, dict) else None for c in calls]
+        known = [each for each in found if each is not None]
+        if any(each.endpoint.effect == "write" for each in known):
+            raise BadBatch("a batch cannot be protected call by call: send each call by itself")
+        return replace(known[0], view=view) if known and len(known) == len(calls) else None
 
 
 PATHS_REMEMBERED = 4096  # about 2 MB; most writes of an agent go to few paths
@@ -460,7 +506,7 @@ class RuleSet:
         if fan.head is not None:
             routes = fan.head.left(routes, RequestView(request))
         for route in routes:
-            _, match, params = route
+            _, match, params, _ = route
             if match.head is not None and not match.fits_head(RequestView(request, params)):
                 continue
             fitting.append(route)
@@ -571,7 +617,7 @@ def _routes(
             for _, endpoint, match in index.candidates(method, segments):
                 inside = match.params(segments)
                 if inside is not None:
-                    yield endpoint, match, {**outside, **inside}
+                    yield endpoint, match, {**outside, **inside}, index.pattern.everywhere
 
 
 def _distance(pattern: HostPattern) -> tuple[int, bool, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from proxy.core import graphql
+from proxy.core import graphql, jsonrpc
 from proxy.core.bodies import BodyMissing, dump_json
 from proxy.core.classify import external_id_of
 from proxy.core.model import (
@@ -267,7 +267,7 @@ class Inquiry:
             return Inconclusive("no_query", f"the lookup needs {error}")
         except BodyMissing as error:
             return Inconclusive("no_query", f"the stored request: {error}")
-        headers = _inherited(request, lookup)
+        headers = jsonrpc.routed(_inherited(request, lookup), body)
         return Request(
             lookup.method, request.scheme, request.host, request.port, target, headers, body
         )

@@ -39,8 +39,12 @@ def read_member(text: str, steps: Steps) -> Any:
 def write_member(text: str, steps: Steps, value: Any) -> str:
     """The text with that member set; objects on the way are made where they are missing or null.
     Raises CannotSplice where something else is in the way or a member is given twice."""
+    return write_text(text, steps, json.dumps(value, ensure_ascii=False))
+
+
+def write_text(text: str, steps: Sequence[str | int], new: str) -> str:
+    """The same with a value that is JSON already."""
     span, missing, at, empty = _find(text, steps)
-    new = json.dumps(value, ensure_ascii=False)
     if span is not None:
         return text[: span[0]] + new + text[span[1] :]
     for name in reversed(missing[1:]):

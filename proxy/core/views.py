@@ -38,8 +38,8 @@ class _Lazy:
 
     __slots__ = ("_error", "_value")
 
-    def __init__(self) -> None:
-        self._value: Any = MISSING
+    def __init__(self, value: Any = MISSING) -> None:
+        self._value: Any = value
         self._error: BodyMissing | None = None
 
     def of(self, request: Request) -> Any:
@@ -73,6 +73,10 @@ class RequestView:
     def with_params(self, params: Mapping[str, str]) -> RequestView:
         """The same request under another match; the parsed body is shared."""
         return RequestView(self.request, params, self._body)
+
+    def with_body(self, value: Any) -> RequestView:
+        """The same request as if this were its body: one call of a batch."""
+        return RequestView(self.request, self.params, _Lazy(value))
 
     def get(self, path: str | Path) -> Any:
         if isinstance(path, str):

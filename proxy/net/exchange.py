@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from proxy.core.call import Governed
+from proxy.core.identity import Sources
 from proxy.core.matching import RuleSet
 from proxy.core.model import EMPTY, Body, Headers, Identity, Request
 from proxy.core.refusal import Refusal
@@ -93,6 +94,7 @@ class Arrival:
 
     request: Request
     identity: Identity | None = None
+    sources: Sources | None = None  # of the identity, to which a body may add
     bad: Refusal | None = None
     content_length: int | None = 0
     upgrade: str = ""

@@ -80,7 +80,7 @@ class Reception:
         if message.upgrade and message.method == "GET" and length == 0:
             wanted = found.get("upgrade", "")
             upgrade = wanted if wanted.lower() == "websocket" else ""
-        arrival = Arrival(request, None, None, length, upgrade, incoming)
+        arrival = Arrival(request, content_length=length, upgrade=upgrade, inlet=incoming)
         self._name(arrival, fields, site, place)
         return arrival
 
@@ -119,7 +119,7 @@ class Reception:
                     place.path,
                     found.get(TOKEN_HEADER),
                 )
-            arrival.identity = identify(sources)
+            arrival.identity, arrival.sources = identify(sources), sources
             arrival.token = sources.token
         except BadIdentity as error:
             arrival.bad = Refusal("bad-request", error.detail)

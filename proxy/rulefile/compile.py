@@ -714,8 +714,11 @@ def _answer_header(text: str) -> Path:
 def _jsonrpc(model: schema.JsonRpc | None) -> JsonRpc | None:
     if model is None:
         return None
-    tools = (model.tool,) if isinstance(model.tool, str) else tuple(model.tool or ())
-    return JsonRpc(model.method, tools)
+    return JsonRpc(_names(model.method), _names(model.tool), model.trust_annotations)
+
+
+def _names(stated: str | list[str] | None) -> tuple[str, ...]:
+    return (stated,) if isinstance(stated, str) else tuple(stated or ())
 
 
 def _names_in(condition: Condition | None) -> set[str]:

@@ -6,7 +6,7 @@ one service in the same directory are a mistake.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +15,12 @@ from proxy.core.matching import RuleSet
 from proxy.core.rules import Service
 from proxy.rulefile import schema, yamltext
 from proxy.rulefile.compile import compile_service
+from proxy.rulefile.mcpservers import Server, rule_texts
 from proxy.rulefile.modelhosts import at_hosts
 from proxy.rulefile.problems import Problems, RuleErrors
 
 SUFFIXES = (".yaml", ".yml")
+NO_SERVERS: Mapping[str, Server] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,24 @@ class RuleFile:
     warnings: tuple[str, ...]
 
 
-def load(dirs: Sequence[Path], models: Sequence[str] = ()) -> RuleSet:
-    """``models``: hosts at which the rules for models hold too. Raises RuleErrors with all that is
-    wrong in any file."""
+def load(
+    dirs: Sequence[Path],
+    models: Sequence[str] = (),
+    mcp: Mapping[str, Server] = NO_SERVERS,
+) -> RuleSet:
+    """``models``: hosts at which the rules for models hold too; ``mcp``: MCP servers by the name of
+    their service. Raises RuleErrors with all that is wrong in any file."""
     files = load_files(dirs)
+    files += _servers(mcp, {f.service.name for f in files})
     services = at_hosts((f.service for f in files), models)
     return RuleSet(services, [w for f in files for w in f.warnings])
+
+
+def _servers(mcp: Mapping[str, Server], taken: Collection[str]) -> list[RuleFile]:
+    try:
+        return [load_text(text, f"mcp.{name}") for name, text in rule_texts(mcp, taken)]
+    except ValueError as error:
+        raise RuleErrors([str(error)]) from None
 
 
 def load_files(dirs: Sequence[Path]) -> list[RuleFile]:

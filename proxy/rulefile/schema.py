@@ -122,8 +122,11 @@ class Line(Model):
 
 
 class JsonRpc(Model):
-    method: str
+    """A last ``*`` stands for any ending."""
+
+    method: Texts
     tool: Texts | None = None
+    trust_annotations: bool = False
 
 
 class Match(Model):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
+from proxy.core.events import Cutter, events
 from proxy.core.fingerprint import canonical
-from proxy.core.jsonrpc import NOISE, addressed, shape
+from proxy.core.jsonrpc import NOISE, addressed, routed, shape
 from proxy.core.model import Answer, Body, Request
 from proxy.core.refusal import Refusal
 
@@ -38,14 +40,36 @@ def test_the_id_is_the_callers_and_every_other_byte_stays(number: object) -> Non
     [
         ('{"id": 3, "error": {"code": -1}}', JSON),
         ('{"id": 3, "result": {}}', (("Content-Type", "application/vnd.x+json"),)),
-        ('event: message\r\ndata: {"id": 3, "result": {}}\r\n\r\n', STREAM),
-        ('data:{"method": "progress", "id": 9}\n\ndata:{"id": 3, "result": {}}\n\n', STREAM),
+        ('event: message\ndata: {"id": 3, "result": {}}\n\n', STREAM),
     ],
 )
 def test_errors_and_streams_are_addressed_too(
     answer: str, headers: tuple[tuple[str, str], ...]
 ) -> None:
     assert told(answer, b'{"id": 8}', headers) == answer.replace('"id": 3', '"id": 8')
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'id: 1\ndata:\n\ndata:{"method": "progress", "id": 9}\n\ndata:{"id": 3, "result": {}}\n\n',
+        'event: message\r\nid: 2\r\ndata: {"id": 3, "result": {}}\r\n\r\n',
+        'retry: 5\rdata: {"id": 3,\rdata:  "result": {}}',
+    ],
+)
+def test_of_a_stream_the_answer_is_left(before: str) -> None:
+    """What the server said on the way was for the first caller, and so were its events' ids."""
+    [data] = [e.data for e in events(told(before, b'{"id": 8}', STREAM)) if e.data]
+    assert json.loads(data) == {"id": 8, "result": {}}
+    assert "progress" not in told(before, b'{"id": 8}', STREAM)
+
+
+def test_a_compressed_answer_is_readable_afterwards() -> None:
+    body = Body.of(gzip.compress(b'{"id": 3, "result": {}}'))
+    headers = (*JSON, ("Content-Encoding", "gzip"))
+    made = addressed(Answer(200, "", headers, body), request(b'{"id": 8}'))
+    assert made.headers == JSON
+    assert made.body == Body.of(b'{"id": 8, "result": {}}')
 
 
 @pytest.mark.parametrize(
@@ -108,3 +132,26 @@ def test_what_a_client_says_of_itself_and_of_one_exchange_does_not_count() -> No
 
     assert meaning(1, 5) == meaning(2, 5)
     assert meaning(1, 5) != meaning(1, 6)
+
+
+def test_a_stream_is_cut_into_whole_events_wherever_its_pieces_end() -> None:
+    stream = b": hi\r\n\r\nid: 4\rdata: a\r\rdata: b\n\n" + b"data: %b\n\n" % (b"x" * 99)
+    for size in (1, 2, 3, 7, 1000):
+        cutter = Cutter(1000)
+        pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+        found = [whole for piece in pieces for whole in cutter.feed(piece)]
+        assert b"".join(found) == stream
+        assert cutter.rest() == b""
+        data = [e.data for whole in found for e in events(whole.decode()) if e.data]
+        assert data == ["a", "b", "x" * 99]
+    cutter = Cutter(10)
+    assert list(cutter.feed(b"data: 123456")) == [b"data: 123456"], "it is not gathered without end"
+
+
+def test_fields_that_say_which_call_it_is_follow_another_body() -> None:
+    before = (("Mcp-Method", "tools/call"), ("Mcp-Name", "pay"), ("A", "b"))
+    look = Body.of(b'{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "look"}}')
+    assert dict(routed(before, look)) == {"Mcp-Method": "tools/call", "Mcp-Name": "look", "A": "b"}
+    tasks = Body.of(b'{"jsonrpc": "2.0", "method": "tasks/list"}')
+    assert dict(routed(before, tasks)) == {"Mcp-Method": "tasks/list", "A": "b"}
+    assert routed(before[2:], look) == before[2:]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.matching import BadPath, Match, RuleSet, effective_method, readings
+from proxy.core.matching import BadBatch, BadPath, Match, RuleSet, effective_method, readings
 from proxy.core.model import Body, Headers, Request
 from proxy.core.rules import Endpoint, Service
 from proxy.rulefile.loader import load_text
@@ -212,12 +212,22 @@ def test_whether_the_body_is_needed_is_known_without_it() -> None:
         (b'{"method": "tools/call", "params": {"name": "pay"}}', "rpc.tools.call"),
         (b'{"method": "tools/list"}', "rpc.others"),
         (b'{"method": "tools/list", "method": "tools/call"}', None),
-        (b'[{"method": "tools/call"}]', None),
+        (b'[{"method": "tools/list"}, {"method": "prompts/list"}]', "rpc.others"),
+        (b'[{"method": "tools/list"}, 1]', None),
+        (b"[]", None),
         (b"not json {", None),
     ],
 )
 def test_json_rpc_is_matched_by_method_and_tool(body: bytes, endpoint: str | None) -> None:
     assert title(call("POST /mcp", "rpc.test", headers=JSON, body=body)) == endpoint
+
+
+def test_a_write_cannot_hide_in_a_batch() -> None:
+    """Not even in one that is no good JSON-RPC: a lax server may take it."""
+    for rest in (b"", b', {"method": "tools/list"}', b", 1"):
+        body = b'[{"method": "tools/call", "params": {"name": "pay"}}%b]' % rest
+        with pytest.raises(BadBatch, match="each call by itself"):
+            title(call("POST /mcp", "rpc.test", headers=JSON, body=body))
 
 
 @pytest.mark.parametrize(
