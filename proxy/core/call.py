@@ -235,7 +235,7 @@ def name(
     digest_key = policy.digest_key
     noise = noise_of(endpoint, business_key, request)
     try:
-        canon = canonical(bare, noise=noise, headers=endpoint.headers)
+        canon = canonical(bare, noise=noise, headers=endpoint.headers, params=params)
     except DuplicateMember as error:
         return Refusal(
             "bad-request",
@@ -377,8 +377,8 @@ def noise_of(endpoint: Endpoint, business_key: str | None, request: Request) -> 
         return noise
     if each(key.name) and items_mean(request, key):
         return noise
-    if key.place == "query":
-        return (*noise, f"query.{key.name}")
+    if key.place in ("query", "path"):
+        return (*noise, f"{key.place}.{key.name}")
     if key.place == "graphql":
         path = argument_path(request, key.name)
         return noise if path is None else (*noise, path)
