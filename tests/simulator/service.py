@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxy.core import obtaining
+from proxy.core.intent import OBTAINED
 from proxy.core.matching import BadPath, Matched, RuleSet
 from proxy.core.model import Answer, Body, Headers, Lost, NotSent, Request
 from proxy.core.paths import Step, answer_path, parse_steps, walk
@@ -55,6 +57,7 @@ class Scenario:
     lookup: Lookup | None
     answers: tuple[schema.ExampleAnswer, ...]
     lookups: tuple[schema.ExampleLookup, ...]
+    obtains: schema.ExampleObtained | None = None
     why: str = ""
 
     @property
@@ -103,7 +106,8 @@ def scenarios(file: RuleFile) -> Iterator[Scenario]:
             ]
             looks = tuple(each for e in (example, *alike) for each in e.lookups)
             why = f"#{len(seen)}" if len(seen) > 1 else ""
-            yield Scenario(file, rules, endpoint, request, lookup, answers, looks, why)
+            given = next((e.obtains for e in (example, *alike) if e.obtains is not None), None)
+            yield Scenario(file, rules, endpoint, request, lookup, answers, looks, given, why)
 
 
 def _own(
@@ -164,6 +168,7 @@ class Service:
     late: list[tuple[float, Request]] = field(default_factory=list)
     sends: int = 0
     lookups: int = 0
+    asked: int = 0  # for a value before the call
     mismatches: int = 0
     on_effect: Any = None
 
@@ -171,6 +176,8 @@ class Service:
 
     async def open(self, request: Request, **options: Any) -> NotSent | Lost | Opened:
         self.catch_up()
+        if self._obtains(request):
+            return _opened(self._given())
         if not self._writes(request):
             self.lookups += 1
             return _opened(self._listed(request))
@@ -192,6 +199,32 @@ class Service:
     def _writes(self, request: Request) -> bool:
         matched = self.scenario.rules.match(request)
         return matched is not None and matched.endpoint.name == self.scenario.endpoint.name
+
+    # values before the call
+
+    def _obtains(self, request: Request) -> bool:
+        spec = self.scenario.endpoint.obtain
+        if spec is None:
+            return False
+        params = _view(self.scenario).params
+        question = obtaining.asked(spec, self.scenario.request, params)
+        return question is not None and (question.method, question.target) == (
+            request.method,
+            request.target,
+        )
+
+    def _given(self) -> Answer:
+        """The example's answer; where it is an id for an object to come, another one each time."""
+        example, spec = self.scenario.obtains, self.scenario.endpoint.obtain
+        assert example is not None, f"{self.scenario.title} has no example of what it obtains"
+        assert spec is not None
+        self.asked += 1
+        body = copy.deepcopy(example.body)
+        key = self.scenario.endpoint.key
+        if key is not None and key.rendering == OBTAINED:
+            steps = spec.take.steps
+            body = _put(body, steps, f"{text_of(walk(body, steps))}{self.asked}")
+        return answer_of(example.status, example.header, body, self.scenario.known_by(None))
 
     def catch_up(self, *, all_of_it: bool = False) -> None:
         """What was slow has had its effect meanwhile."""
@@ -295,6 +328,8 @@ class Service:
     def mark_of(self, request: Request) -> str | None:
         """The text by which lookups know what came of the request, out of what really came."""
         marker = self.scenario.endpoint.marker
+        if self.scenario.lookup is not None and self.scenario.lookup.by_obtained:
+            return "what the call was given" if self.asked else None
         if marker is None:
             return self._key_of(request)
         if marker.message is not None:
@@ -358,7 +393,7 @@ class Listing:
         if example is None or (there and there[0].mark is None and self.lookup.by == "marker"):
             there = ()
         if not there and (none := self.scenario.lookup_example("none")) is not None:
-            return answer_of(none.status, none.header, none.body, STRANGER)
+            return answer_of(none.status, none.header, none.body, self.scenario.known_by(STRANGER))
         if example is None:
             return Answer(404, "", (), Body.of(b""))
         if item is None:  # text, or one object: as it is
