@@ -46,6 +46,7 @@ class Bound:
     stored: Request | None = None  # as sent, without credentials
     view: RequestView | None = None
     lookup: Lookup | None = None
+    polled: bool = False  # it has asked what became of what was accepted
     token: str | None = None  # digest of the run token that the call carries
     access: Access | None = None  # who would have it sent
     claimed: bool = False  # it is under another name, of an operation that is only being begun

@@ -219,6 +219,8 @@ class Engine:
                         await self._presume(bound, snapshot, since)
                     case RequestApproval(expired=expired):
                         await self._request_approval(bound, snapshot, expired)
+                    case Reconcile() if snapshot.is_done:
+                        await self._lookups.poll(bound, snapshot)
                     case Reconcile():
                         await self._lookups.reconcile(flight, bound, snapshot)
                     case Hold(seconds=float() as seconds) if self._has_patience(flight, seconds):

@@ -23,7 +23,16 @@ from proxy.core.kept import keep
 from proxy.core.matching import RuleSet
 from proxy.core.model import Request
 from proxy.core.operation import ENDED, RULE, Kind, Operation, State, changed
-from proxy.core.reconcile import Found, LookupVerdict, NoneFound, choose, inquiry_of
+from proxy.core.reconcile import (
+    BatchInquiry,
+    Found,
+    Inquiry,
+    LookupVerdict,
+    NoneFound,
+    answered,
+    choose,
+    inquiry_of,
+)
 from proxy.core.rules import Lookup
 from proxy.core.transitions import evolve_all
 from proxy.core.views import BodyMissing, RequestView
@@ -178,6 +187,35 @@ class Lookups:
         }
         request, params = bound.view.request, bound.view.params
         inquiry = inquiry_of(bound.endpoint, lookup, request, params, names)
+        return await self._to_the_end(inquiry, bound, operation)
+
+    async def poll(self, bound: Bound, snapshot: Snapshot) -> None:
+        """Ask what has become of what the API took for later. While that cannot be told, what it
+        said stands. Raises Conflict, LedgerError."""
+        bound.polled = True
+        operation, lookup, call = snapshot.operation, bound.endpoint.poll, bound.call
+        assert operation is not None
+        assert lookup is not None
+        answer = await self._ledger.answer_of(operation.key)
+        if answer is None or call is None:
+            return
+        request = await stored_request(self._ledger, bound, operation)
+        names = {
+            "key": mark(bound.endpoint, operation.intent),
+            "sent_at": operation.first_maybe_sent_at or operation.created_at,
+            "obtained": operation.intent.obtained,
+            **answered(answer, request, lookup.answer_format),
+        }
+        inquiry = inquiry_of(bound.endpoint, lookup, request, call.params, names)
+        verdict = await self._to_the_end(inquiry, bound, operation)
+        events = settle.polled(verdict, now_of(self._clock, operation))
+        if events:
+            log.info("came to an end", operation=operation.key, how=str(events[0].kind))
+            await self._ledger.commit(Change(evolve_all(operation, events), events))
+
+    async def _to_the_end(
+        self, inquiry: Inquiry | BatchInquiry, bound: Bound, operation: Operation
+    ) -> LookupVerdict:
         while True:
             step = inquiry.next()
             if not isinstance(step, Request):

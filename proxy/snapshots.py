@@ -59,6 +59,7 @@ class Snapshots:
                 seen.overtaken,
                 standing=standing,
                 doubt=doubt,
+                poll=bound.endpoint.poll is not None and bound.enforced and not bound.polled,
             )
         rewritten = operation.intent.idempotent and self._ledger.written_since(
             (operation.method, operation.url), operation.created_at, operation.key

@@ -426,6 +426,8 @@ _TELL: Final[Mapping[str, Any]] = {
     "ForeignEffect": _foreign,
     "EffectConflict": _conflict,
     "SharedEffect": _shared,
+    "AcceptedDone": _plainly("What the API took for later is done"),
+    "AcceptedFailed": lambda data: ("What the API took for later came to nothing", "", "", "bad"),
     "Observed": _plainly("Observed only"),
     "BodiesPruned": _plainly("Bodies removed", "They had been kept as long as configured."),
     "KeyForgotten": _plainly("Forgotten", "A call with this key is a new one."),

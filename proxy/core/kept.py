@@ -9,6 +9,7 @@ from proxy.core.rules import Endpoint
 # quota.
 KEPT_HEADERS = frozenset(
     {
+        "azure-asyncoperation",
         "content-type",
         "content-encoding",
         "content-language",
@@ -19,6 +20,7 @@ KEPT_HEADERS = frozenset(
         "last-modified",
         "link",
         "location",
+        "operation-location",
         "request-id",
         "stripe-version",
         "vary",

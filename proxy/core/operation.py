@@ -40,6 +40,8 @@ class Kind(enum.StrEnum):
     EFFECT_ABSENT = "EffectAbsent"
     EFFECT_AMBIGUOUS = "EffectAmbiguous"
     LOOKUP_INCONCLUSIVE = "LookupInconclusive"
+    ACCEPTED_DONE = "AcceptedDone"
+    ACCEPTED_FAILED = "AcceptedFailed"
     APPROVAL_REQUESTED = "ApprovalRequested"
     APPROVAL_GRANTED = "ApprovalGranted"
     APPROVAL_DENIED = "ApprovalDenied"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urljoin, urlsplit
 
 from proxy.core import graphql, jsonrpc
 from proxy.core.bodies import BodyMissing, dump_json
@@ -29,7 +29,7 @@ from proxy.core.model import (
     without,
 )
 from proxy.core.pages import Next, NoWayOn, following, more_than_this
-from proxy.core.paths import MISSING, answer_path, walk
+from proxy.core.paths import MISSING, Missing, answer_path, walk
 from proxy.core.placement import each, item_key, item_marker
 from proxy.core.rules import Endpoint, Lookup
 from proxy.core.splice import CannotSplice, write_member
@@ -253,7 +253,7 @@ class Inquiry:
     def _first(self, request: Request) -> Request | LookupVerdict:
         lookup = self.lookup
         try:
-            target = lookup.target.render(self.view, self.names)
+            target = self._target()
             if not isinstance(target, str):
                 missing = lookup.target.path.absent(self.view, self.names)
                 return Inconclusive("no_query", f"the lookup needs {missing}")
@@ -271,6 +271,12 @@ class Inquiry:
         return Request(
             lookup.method, request.scheme, request.host, request.port, target, headers, body
         )
+
+    def _target(self) -> str | Missing:
+        if not self.lookup.at_location:
+            return self.lookup.target.render(self.view, self.names)
+        location = self.names.get("location")
+        return location if isinstance(location, str) else MISSING
 
     def _check_where(self) -> None:
         """Values that ``where`` needs are missing before the first answer, not after it."""
@@ -421,6 +427,31 @@ def _inherited(request: Request, lookup: Lookup) -> Headers:
     own = [name.lower() for name, _ in lookup.header]
     headers = asking(request, key_header=lookup.key_header, json=lookup.json is not None, but=own)
     return (*without(headers, own), *lookup.header)
+
+
+LOCATIONS = ("operation-location", "azure-asyncoperation", "location", "content-location")
+"""Where an answer says what to ask later, the most specific first."""
+
+
+def answered(answer: Answer, request: Request, answer_format: str) -> dict[str, Any]:
+    """What a question about an accepted call may use of its answer: ``answer``, its body, and
+    ``location``, the address it names. One on another host is none: it would get credentials."""
+    names: dict[str, Any] = {"answer": MISSING, "location": MISSING}
+    try:
+        names["answer"] = AnswerView(answer, answer_format).body
+    except BodyMissing:
+        pass
+    given = next((v for name in LOCATIONS if (v := answer.header(name)) is not None), None)
+    if given is None:
+        return names
+    parts = urlsplit(urljoin(request.url, given))
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return names
+    if (parts.scheme, parts.hostname, port) == (request.scheme, request.host, request.port):
+        names["location"] = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return names
 
 
 def _refused(seen: AnswerView, lookup: Lookup) -> Inconclusive | None:

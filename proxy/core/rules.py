@@ -103,6 +103,7 @@ class Lookup:
     answer_format: str = "json"
     answers: tuple[AnswerLine, ...] = ()
     key_header: str | None = None  # never sent with a lookup
+    at_location: bool = False  # it asks the address that the answer named
     by_obtained: bool = False  # it looks for the value that the API gave before the call
     graphql: bool = False  # the answer names the field as the call did
 
@@ -193,6 +194,7 @@ class Endpoint:
     external_id: str | None = None
     marker: Marker | None = None
     reconcile: tuple[Lookup, ...] = ()
+    poll: Lookup | None = None  # what became of what the API took for later
     approval: Approval | None = None
     meter: Meter | None = None  # it is a call of a model
     journal: bool = False  # its answers are recorded, and given again in a later epoch

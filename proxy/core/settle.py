@@ -274,6 +274,14 @@ def _lag(lookup: Lookup) -> float:
     return UNSTATED_LAG if lookup.settle is None else lookup.settle
 
 
+def polled(verdict: LookupVerdict, at: float) -> tuple[Event, ...]:
+    """What has become of what the API took for later; nothing while that cannot be told."""
+    if not isinstance(verdict, Found):
+        return ()
+    kind = Kind.ACCEPTED_FAILED if verdict.failed else Kind.ACCEPTED_DONE
+    return (Event(kind, at, {"external_id": verdict.external_id}),)
+
+
 def next_look_in(
     lookup: Lookup, *, quiet_for: float, since_last: float | None, looks: int, tries: int
 ) -> float:

@@ -61,6 +61,9 @@ TRANSITIONS: dict[tuple[State | None, Kind], frozenset[State]] = {
     (S.UNKNOWN, K.LOOKUP_INCONCLUSIVE): frozenset({S.UNKNOWN}),
     (S.UNKNOWN, K.OPERATOR_RESOLVED): frozenset({S.SUCCEEDED, S.NOT_APPLIED, S.FAILED}),
     (S.NOT_APPLIED, K.OPERATOR_RESOLVED): frozenset({S.FAILED}),  # abandoned
+    # What the API took for later, and what it says has become of it.
+    (S.SUCCEEDED, K.ACCEPTED_DONE): frozenset({S.SUCCEEDED}),
+    (S.SUCCEEDED, K.ACCEPTED_FAILED): frozenset({S.FAILED}),
     # A late success closes whatever a lookup or a person said before it: what happened, happened.
     (S.FAILED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.FAILED}),
     (S.NOT_APPLIED, K.OUTCOME_RECORDED): frozenset({S.SUCCEEDED, S.NOT_APPLIED}),
@@ -270,6 +273,24 @@ def _found(operation: Operation, event: Event) -> Operation:
     return _closed(operation, attempts, state, outcome, event)
 
 
+def _accepted(operation: Operation, event: Event) -> Operation:
+    """The end of what the API took for later. That it came to nothing is a refusal that no caller
+    has had yet."""
+    outcome = operation.outcome
+    if outcome is None or not outcome.accepted:
+        raise IllegalTransition(f"{event.kind}, and nothing was accepted: {operation.key}")
+    if event.kind is Kind.ACCEPTED_DONE:
+        at = max(operation.updated_at, event.at)
+        found = event.data.get("external_id") or outcome.external_id
+        outcome = replace(outcome, accepted=False, external_id=found)
+        return changed(operation, outcome=outcome, updated_at=at)
+    attempts = tuple(
+        replace(a, end=End.REJECTED) if a.end is End.SUCCEEDED else a for a in operation.attempts
+    )
+    failed = replace(outcome, succeeded=False, accepted=False)
+    return _closed(operation, attempts, State.FAILED, failed, event)
+
+
 def _absent(operation: Operation, event: Event) -> Operation:
     if not event.data.get("conclusive"):
         return _blocked(operation, event, "lag")
@@ -385,6 +406,8 @@ _APPLY = {
     K.ATTEMPT_LOST: _lost,
     K.OUTCOME_RECORDED: _outcome,
     K.EFFECT_FOUND: _found,
+    K.ACCEPTED_DONE: _accepted,
+    K.ACCEPTED_FAILED: _accepted,
     K.EFFECT_ABSENT: _absent,
     K.EFFECT_AMBIGUOUS: _ambiguous,
     K.LOOKUP_INCONCLUSIVE: _inconclusive,

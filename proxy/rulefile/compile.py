@@ -170,6 +170,7 @@ class _Compiler:
             external_id=reader.answer_text(model.external_id, (*self.at, "external_id")),
             marker=marker,
             reconcile=lookups,
+            poll=self._poll(reader, key, marker, shared, answers),
             approval=self._approval(match),
             meter=self._meter(reader, effect),
             journal=model.journal,
@@ -520,6 +521,28 @@ class _Compiler:
             for index, model in enumerate(raw)
         )
 
+    def _poll(
+        self,
+        reader: Reader,
+        key: rules.KeySpec | None,
+        marker: rules.Marker | None,
+        shared: tuple[rules.AnswerLine, ...],
+        answers: Sequence[rules.AnswerLine],
+    ) -> rules.Lookup | None:
+        poll = self.model.poll
+        if poll is None:
+            return None
+        where = (*self.at, "poll")
+        if poll.found.succeeded is None or poll.found.failed is None:
+            self.problems.error(
+                (*where, "found"), "say both, `succeeded:` and `failed:`; else it still runs"
+            )
+        if not any(line.means == "accepted" for line in answers):
+            self.problems.error(where, "needs an answer line with `means: accepted`")
+        given = poll.model_dump(by_alias=True, exclude_unset=True)
+        lookup = schema.Lookup.model_validate(given)
+        return self._lookup(lookup, where, reader, key, marker, shared, after=True)
+
     def _lookup(
         self,
         model: schema.Lookup,
@@ -528,9 +551,13 @@ class _Compiler:
         key: rules.KeySpec | None,
         marker: rules.Marker | None,
         shared: tuple[rules.AnswerLine, ...],
+        *,
+        after: bool = False,
     ) -> rules.Lookup:
+        """``after``: the call has been answered."""
         of_items = model.each is not None
         before = ["obtained"] if self.model.obtain is not None else []
+        before += ["answer", "location"] if after else []
         asking = Reader(
             self.problems, (*LOOKUP_NAMES, *before, *(["each"] if of_items else [])), reader.params
         )
@@ -540,7 +567,8 @@ class _Compiler:
         method, _, target = model.request.strip().partition(" ")
         if method not in ("GET", "HEAD", "POST"):
             self.problems.error((*where, "request"), "must start with GET, HEAD or POST")
-        url = asking.url(target.strip(), (*where, "request"))
+        at_location = after and target.strip() == "{location}"
+        url = asking.url("/{location}" if at_location else target.strip(), (*where, "request"))
         body = asking.structure(model.json_, (*where, "json"))
         wanted = asking.condition(model.where, (*where, "where"), answer_path, templates=True)
         if model.json_ is not None and method != "POST":
@@ -597,6 +625,7 @@ class _Compiler:
             answer_format=self._format(),
             answers=shared,
             key_header=key.name if key and key.place == "header" else None,
+            at_location=at_location,
             by_obtained="obtained" in names,
             graphql=isinstance(self.model.match, schema.Match) and bool(self.model.match.graphql),
         )

@@ -197,6 +197,17 @@ class Lookup(Model):
     answer: LookupAnswer | None = None
 
 
+class Poll(Model):
+    """How to ask what has become of a call that the API took for later."""
+
+    request: str
+    header: dict[str, str] = Field(default_factory=dict)
+    items: str | None = None
+    where: Condition | None = None
+    external_id: str | None = None
+    found: FoundAs
+
+
 class Approval(Model):
     required: bool = False
     when: Condition | None = None
@@ -323,6 +334,7 @@ class Endpoint(Shared):
         ]
         | None
     ) = None
+    poll: Poll | None = None
     approval: Approval | None = None
     meter: Meter | None = None
     examples: list[Example] = Field(default_factory=list)

@@ -97,6 +97,11 @@ def test_every_pair_follows_the_table_or_changes_nothing(state: State | None, ki
     before = EXAMPLES[state]
     if kind in DECISIONS and state is not None:
         before = changed(before, approval=EXAMPLES[State.AWAITING_APPROVAL].approval)
+    if kind in (Kind.ACCEPTED_DONE, Kind.ACCEPTED_FAILED) and state is State.SUCCEEDED:
+        assert before.outcome is not None
+        with pytest.raises(IllegalTransition):
+            evolve(before, an_event(kind, before))  # nothing was accepted
+        before = changed(before, outcome=replace(before.outcome, accepted=True))
     event = an_event(kind, before)
     if kind in NOTES:
         if state is None:

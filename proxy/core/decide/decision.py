@@ -6,7 +6,7 @@ from dataclasses import field
 
 from proxy.core.authority import OPEN, Standing
 from proxy.core.model import frozen
-from proxy.core.operation import Event, Operation
+from proxy.core.operation import Event, Operation, State
 from proxy.core.refusal import Refusal
 from proxy.core.rules import Endpoint
 from proxy.core.runs import Shortage
@@ -72,6 +72,12 @@ class Snapshot:
     rewritten: bool = False  # another operation wrote to that URL since
     standing: Standing = OPEN  # of the run, for this endpoint
     doubt: float | None = None  # a lost ledger may have sent it, since that moment at the earliest
+    poll: bool = False  # this call may still ask what became of what was accepted
+
+    @property
+    def is_done(self) -> bool:
+        """It succeeded, as far as is known."""
+        return self.operation is not None and self.operation.state is State.SUCCEEDED
 
 
 @frozen

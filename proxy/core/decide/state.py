@@ -47,7 +47,7 @@ def by_state(question: Question) -> Decision:
         case State.NOT_APPLIED:
             return _not_applied(question, operation)
         case State.SUCCEEDED:
-            return _succeeded(operation)
+            return _accepted(question, operation) or _succeeded(operation)
         case State.FAILED:
             return _failed(operation)
         case State.AWAITING_APPROVAL | None:
@@ -75,6 +75,20 @@ def _succeeded(operation: Operation) -> Decision:
             _refusal("outcome-not-kept", operation, "It has succeeded."),
         )
     return Answer("succeeded", operation)
+
+
+def _accepted(question: Question, operation: Operation) -> Decision | None:
+    """A call that comes again asks first what has become of what the API took for later."""
+    outcome, last = operation.outcome, operation.last
+    assert outcome is not None
+    if not (outcome.accepted and question.snapshot.poll and question.ask.fresh):
+        return None
+    if last is None or last.number > question.ask.attempts_before:
+        return None  # the call that made it has its answer
+    needs_credential = any(a.credential is not None for a in operation.attempts)
+    if needs_credential and question.ask.credential is None:
+        return None
+    return Reconcile("asking what has become of it")
 
 
 def _failed(operation: Operation) -> Decision:
