@@ -8,6 +8,7 @@
 #   make clients    the SDKs, for Python and Node, that the tests put behind the proxy (without: skipped)
 #   make check      ruff, mypy, the examples inside the rule files
 #   make bench      throughput and cost beside a plain proxy   (make bench ARGS=--quick)
+#   make services   write docs/services.md from the rule files
 #   make sbom       write dist/sbom.json (CycloneDX) from the locked requirements
 #   make audit      bandit over the code, pip-audit over the locked requirements (needs a network)
 #   make lock       write requirements/*.txt anew from requirements/*.in
@@ -18,7 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo run example test test-all clients check bench sbom audit lock clean
+.PHONY: help demo run example test test-all clients check bench services sbom audit lock clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -60,6 +61,9 @@ check: $(VENV)/.ready-dev
 
 bench: $(VENV)/.ready-dev
 	@$(BIN)/python -m bench.run $(ARGS)
+
+services: $(VENV)/.ready-run
+	@$(BIN)/python tools/services.py
 
 sbom:
 	@mkdir -p dist

@@ -12,10 +12,12 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -34,13 +36,14 @@ from proxy.core.authority import Lists
 from proxy.core.call import Policy
 from proxy.core.decide import Limits
 from proxy.core.matching import RuleSet
-from proxy.core.model import header
+from proxy.core.model import Answer, Request, header
 from proxy.core.refusal import CODES
 from proxy.core.rules import Auth
 from proxy.engine import Engine, Settings
 from proxy.errors import ServiceError
 from proxy.failpoints import Failpoints
-from proxy.ledger.base import Ledger, LedgerError
+from proxy.ledger.backup import copy
+from proxy.ledger.base import Ledger, LedgerError, Query
 from proxy.ledger.seal import load_keys
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.metrics import Metrics
@@ -524,6 +527,32 @@ async def prune_alone(config: Config) -> Pruned:
         return await prune(ledger, _retention(config), clock)
     finally:
         await ledger.close()
+
+
+async def calls_to(config: Config, host: str) -> list[tuple[Request, Answer | None]]:
+    """The writes to a host that the ledger holds with their requests, newest first; also while a
+    proxy works with it. Raises LedgerError."""
+    clock = SystemClock()
+    key = load_keys(config.ledger_key_path, create=False)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ledger.db"
+        copy(config.ledger_path, file, clock.time())
+        ledger = SqliteLedger(file, key=key, clock=clock)
+        await ledger.open()
+        try:
+            found = []
+            for operation in await ledger.operations(Query(limit=SEEN_MAX)):
+                if urlsplit(operation.url).netloc.lower() != host.lower():
+                    continue
+                request = await ledger.request_of(operation.key)
+                if request is not None:
+                    found.append((request, await ledger.answer_of(operation.key)))
+            return found
+        finally:
+            await ledger.close()
+
+
+SEEN_MAX = 5000  # operations that a rule file is begun from; newer ones tell more
 
 
 def _rights(config: Config) -> Rights:

@@ -10,7 +10,7 @@ HOST = re.compile(r"[A-Za-z0-9.*{}_-]+(:[0-9]+)?")
 
 _FILE = """\
 # What onceproxy has to know about {service}. Lines behind # show what else can be said;
-# the README beside the shipped rules explains every one.
+# docs/rules.md explains every one.
 service: {service} # first part of every operation's name; never renamed
 hosts: ["{host}"]
 source: https://{plain} # the page that says how the API deduplicates
@@ -49,3 +49,11 @@ def new_file(service: str, host: str) -> str:
     plain = host.removeprefix("*.").partition(":")[0]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return _FILE.format(service=service, host=host, plain=plain, today=today)
+
+
+def named_after(host: str) -> str:
+    """``acme`` of ``api.acme.com``; for a person to change."""
+    labels = [label for label in host.partition(":")[0].lower().split(".") if label.isalnum()]
+    common = {"api", "www", "rest", "gateway", "com", "net", "org", "io", "co", "dev", "app"}
+    telling = [label for label in labels if label not in common and not label.isdigit()]
+    return telling[-2] if len(telling) > 1 else telling[0] if telling else "service"

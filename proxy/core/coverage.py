@@ -15,6 +15,22 @@ from proxy.core.rules import Endpoint, Service
 COUNTED_METHODS = frozenset({"POST", "PATCH"})
 
 
+def mechanism(endpoint: Endpoint) -> str:
+    """By what the service tells a repeated call from a new one, or shows what a call has made."""
+    if endpoint.effect == "read":
+        return "-"
+    ways = []
+    if endpoint.key is not None:
+        ways.append(f"key {endpoint.key.place}:{endpoint.key.name}")
+    if endpoint.marker is not None:
+        ways.append(f"mark {endpoint.marker.place}:{endpoint.marker.name}")
+    elif endpoint.reconcile and endpoint.key is None:
+        ways.append("content")
+    if endpoint.idempotent and not ways:
+        ways.append("idempotent")
+    return ", ".join(ways) or "none"
+
+
 def settles_by(endpoint: Endpoint) -> str:
     """What settles a lost call: ``key``, ``query``, ``key+query``, ``re-send`` (the same write
     again does no harm), ``held key`` (its window is not stated, so it serves only while the call is
@@ -56,6 +72,7 @@ class Totals:
     writes: int
     counted: int  # POST and PATCH, enforced, not idempotent, not inferred
     settled: int  # of those, the ones that no person need settle
+    held: int  # further ones that a key of unstated window settles while their call is held
 
     @property
     def share(self) -> float:
@@ -66,8 +83,17 @@ class Totals:
         return (
             f"{self.services} services, {self.endpoints} endpoints, {self.writes} of them write; "
             f"of {self.counted} POST and PATCH endpoints (enforced, not idempotent, not inferred) "
-            f"{self.settled} settle an unknown outcome without a person ({self.share:.0f} %)"
+            f"{self.settled} settle an unknown outcome without a person ({self.share:.0f} %), "
+            f"{self.held} more while the call is held"
         )
+
+
+GENERATED = "generated"  # the folder of files that are made from vendors' own models
+
+
+def is_generated(service: Service) -> bool:
+    """Whether nobody wrote its file. Such files know of keys, and little else."""
+    return f"/{GENERATED}/" in service.path.replace("\\", "/")
 
 
 def totals(services: Iterable[Service]) -> Totals:
@@ -80,4 +106,5 @@ def totals(services: Iterable[Service]) -> Totals:
         writes=sum(endpoint.effect == "write" for endpoint in endpoints),
         counted=len(counted),
         settled=sum(map(settles, counted)),
+        held=sum(settles_by(endpoint) == "held key" for endpoint in counted),
     )

@@ -238,6 +238,7 @@ class Inquiry:
         self.pages_read = 0
         self._hits: list[tuple[Any, Headers]] = []
         self._address: str | None = None
+        self._is_single = False
         self._step: Request | LookupVerdict = self._first(request)
 
     def next(self) -> Request | LookupVerdict:
@@ -332,6 +333,7 @@ class Inquiry:
         if isinstance(value, list):
             return value
         if isinstance(value, dict) and self.lookup.pages is None:
+            self._is_single = True
             return [value]
         return Inconclusive("query_failed", f"{where} holds no list")
 
@@ -389,7 +391,7 @@ class Inquiry:
         if found is None and path is not None:
             value = ItemView(item, headers).get(path)
             found = None if value is MISSING else text_of(value)
-        if found is None and self._one_object:
+        if found is None and self._is_single and self.lookup.method != "POST":
             found = self._address  # what is read at its own address is told from others by that
         if self.lookup.graphql:
             answer = self._as_asked(answer)

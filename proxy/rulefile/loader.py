@@ -6,6 +6,7 @@ one service in the same directory are a mistake.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,8 +40,9 @@ def load(
     mcp: Mapping[str, Server] = NO_SERVERS,
 ) -> RuleSet:
     """``models``: hosts at which the rules for models hold too; ``mcp``: MCP servers by the name of
-    their service. Raises RuleErrors with all that is wrong in any file."""
-    files = load_files(dirs)
+    their service. Raises RuleErrors with all that is wrong in any file; examples, which are more
+    than half of it, are not looked at."""
+    files = load_files(dirs, examples=False)
     files += _servers(mcp, {f.service.name for f in files})
     services = at_hosts((f.service for f in files), models)
     return RuleSet(services, [w for f in files for w in f.warnings])
@@ -53,14 +55,14 @@ def _servers(mcp: Mapping[str, Server], taken: Collection[str]) -> list[RuleFile
         raise RuleErrors([str(error)]) from None
 
 
-def load_files(dirs: Sequence[Path]) -> list[RuleFile]:
+def load_files(dirs: Sequence[Path], *, examples: bool = True) -> list[RuleFile]:
     """The files in force, by service name. Raises RuleErrors."""
     found: dict[str, RuleFile] = {}
     errors: list[str] = []
     for directory in dirs:
         here: dict[str, RuleFile] = {}
         for path in _files(directory, errors):
-            file = _read(path, errors)
+            file = _read(path, errors, examples=examples)
             if file is None:
                 continue
             earlier = here.setdefault(file.service.name, file)
@@ -102,7 +104,7 @@ def _files(directory: Path, errors: list[str]) -> Iterator[Path]:
     yield from (p for p in entries if p.suffix in SUFFIXES and not p.name.startswith("."))
 
 
-def _read(path: Path, errors: list[str]) -> RuleFile | None:
+def _read(path: Path, errors: list[str], *, examples: bool = True) -> RuleFile | None:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -111,7 +113,32 @@ def _read(path: Path, errors: list[str]) -> RuleFile | None:
     except UnicodeDecodeError:
         errors.append(f"{path}: is not UTF-8")
         return None
+    if not examples:
+        short = without_examples(text)
+        file = None if short is None else _compile(short, path, [])
+        if file is not None:
+            return file
     return _compile(text, path, errors)
+
+
+def without_examples(text: str) -> str | None:
+    """The text with empty lines for the examples of its endpoints; None where they cannot be told
+    by their lines alone."""
+    kept: list[str] = []
+    inside = False
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        inside = inside and (indent > len(EXAMPLES_AT) or not line.strip())
+        if line.startswith(EXAMPLES_AT + "examples:"):
+            inside = True
+        if inside and "&" in line and _ANCHOR.search(line):
+            return None  # something further down may repeat it
+        kept.append("" if inside else line)
+    return "\n".join(kept)
+
+
+EXAMPLES_AT = "    "  # in front of an endpoint's keys, in a file with indents of two
+_ANCHOR = re.compile(r"[:,\[{-]\s*&\w")
 
 
 def _compile(text: str, path: Path, errors: list[str]) -> RuleFile | None:

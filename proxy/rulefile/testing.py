@@ -46,10 +46,12 @@ SENT_AT = 1_700_000_000.0  # a fixed moment (2023-11-14T22:13:20Z), so that exam
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """``title``: service.endpoint and the number of the example. No problems: it passed."""
+    """``title``: service.endpoint and the number of the example. No problems: it passed.
+    ``missing``: it is about examples that should be there."""
 
     title: str
     problems: tuple[str, ...] = ()
+    missing: bool = False
 
     @property
     def passed(self) -> bool:

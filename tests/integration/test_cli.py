@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +19,13 @@ from click.testing import CliRunner, Result
 from cryptography.x509 import NameConstraints, load_pem_x509_certificate
 
 from proxy.cli import COMMANDS, help_text, main
+from proxy.core.matching import RuleSet
+from proxy.ledger.seal import load_keys
+from proxy.ledger.sqlite import SqliteLedger
+from tests.fakes.clock import FakeClock
+from tests.fakes.scripted import Proxy, Scripted, answer
 from tests.fakes.served import FREE_PORTS, ROOT, Api, Served, api, onceproxy, served, until
+from tests.fakes.world import post
 
 STORY = "case-1:refund"
 
@@ -146,6 +154,34 @@ def test_rules_are_listed_as_one_array_of_objects() -> None:
     assert refund["settles_by"] == "key+query"
 
 
+def test_the_list_ends_with_what_it_comes_to() -> None:
+    output = run("rules", "list").output
+    last = output.splitlines()[-1]
+    assert "MECHANISM" in output.splitlines()[0]
+    assert "key header:Idempotency-Key, mark form:metadata[operation_key]" in output
+    share = re.search(r"(\d+) services, (\d+) endpoints, .* person \((\d+) %\)", last)
+    assert share is not None, last
+    assert last.startswith("without the generated files: ")
+    assert int(share[1]) >= 40
+    assert int(share[2]) >= 150
+    assert int(share[3]) >= 75
+
+
+def test_examples_that_do_not_show_what_a_rule_says_are_missed_if_that_is_asked(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "thin.yaml"
+    head = "service: thin\nhosts: [thin.test]\nsource: https://thin.test\nconfidence: documented\n"
+    key = "{in: header, name: Idempotency-Key, valid_for: 24h}"
+    file.write_text(f"{head}key: {key}\nendpoints:\n  a:\n    match: POST /a\n")
+    assert run("rules", "test", str(file)).exit_code == 0
+    result = run("rules", "test", "--strict", str(file))
+    assert result.exit_code == 1
+    assert "thin.a: no example of an answer that means unknown" in result.output
+    assert "thin.a: no example expects what is placed" in result.output
+    assert "0 examples, 1 failed" in result.output
+
+
 def test_shipped_rules_pass_their_own_examples() -> None:
     result = run("rules", "test")
     assert result.exit_code == 0, result.output
@@ -168,6 +204,47 @@ def test_a_new_rule_file_is_right_from_the_start(tmp_path: Path) -> None:
     assert "1 example, 0 failed" in tested.output
     assert run("rules", "new", "my-api", "--host", "x.example", *directory).exit_code == 1
     assert run("rules", "new", "my.api", "--host", "x.example", *directory).exit_code == 2
+
+
+async def _ledger_with_calls(state: Path) -> None:
+    """Two orders and a cancellation, as a proxy records what no rule is for."""
+    key = load_keys(state / "ledger.key", create=True)
+    clock = FakeClock(auto=False)
+    ledger = SqliteLedger(state / "ledger.db", key=key, clock=clock)
+    await ledger.open()
+    try:
+        made = {"id": "ord_1", "email": "bob@secret.test"}
+        sends = [answer(201, made), answer(201, made), answer(204)]
+        proxy = Proxy(RuleSet([]), Scripted(sends), ledger=ledger, clock=clock)
+        order = {"email": "bob@secret.test", "lines": [{"sku": "a-77", "n": 3}], "rush": True}
+        for step in ("one", "two"):
+            await proxy.call(post("/v2/orders", order, step=step))
+        await proxy.call(post("/v2/orders/ord_8f3a/cancel", {"reason": "asked by Bob"}))
+    finally:
+        await ledger.close()
+
+
+async def test_a_rule_file_is_begun_with_the_calls_that_were_seen(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    await _ledger_with_calls(state)
+    given = ["--seen", "api.world.test", "--directory", str(tmp_path), "--state-dir", str(state)]
+    made = await asyncio.to_thread(run, "rules", "new", *given)
+    assert made.exit_code == 0, made.output
+    text = (tmp_path / "world.yaml").read_text()
+    assert 'match: "POST /v2/orders"' in text
+    assert 'match: "POST /v2/orders/{order}/cancel"' in text
+    assert "orders.cancel:" in text
+    assert '"sku"' in text
+    for secret in ("secret.test", "a-77", "Bob", "ord_1", "8f3a"):
+        assert secret not in text
+    tested = await asyncio.to_thread(run, "rules", "test", str(tmp_path / "world.yaml"))
+    assert tested.exit_code == 0, tested.output
+    assert "4 examples, 0 failed" in tested.output
+    given[1] = "api.elsewhere.test"
+    nothing = await asyncio.to_thread(run, "rules", "new", "other", *given)
+    assert nothing.exit_code == 1
+    assert "no write to api.elsewhere.test is in the ledger" in nothing.output
 
 
 def test_a_call_can_be_explained() -> None:

@@ -11,7 +11,7 @@ import pytest
 from proxy.core.matching import RuleSet
 from proxy.rulefile import RuleErrors, json_schema, load, yamltext
 from proxy.rulefile.explain import explain
-from proxy.rulefile.loader import load_file, load_files, load_text
+from proxy.rulefile.loader import load_file, load_files, load_text, without_examples
 from proxy.rulefile.problems import Problems
 from proxy.rulefile.testing import run_examples
 
@@ -273,6 +273,35 @@ def test_a_call_is_explained() -> None:
     assert "refused" in dict(explain(rules, "POST", "https://api.acme-pay.test/a/../b"))
     with pytest.raises(ValueError, match="URL"):
         explain(rules, "POST", "nonsense")
+
+
+def test_what_is_in_force_is_the_same_without_the_examples() -> None:
+    dirs = [SHIPPED, EVERYTHING.parent]
+    whole = RuleSet([file.service for file in load_files(dirs)])
+    assert load(dirs).digest == whole.digest
+    texts = [path.read_text() for path in sorted(SHIPPED.glob("*.yaml"))]
+    short = [without_examples(text) for text in texts]
+    assert sum(text is not None and "request: {send:" not in text for text in short) > 0.9 * len(
+        short
+    )
+
+
+def test_a_fault_is_told_at_its_own_line_whether_examples_are_read_or_not(tmp_path: Path) -> None:
+    endpoint = "  a:\n    match: POST /a\n    examples:\n      - request: {send: POST /a}\n"
+    text = acme(f"key: none\nendpoints:\n{endpoint}    efect: write\n")
+    (tmp_path / "acme.yaml").write_text(text)
+    with pytest.raises(RuleErrors) as caught:
+        load([tmp_path])
+    [problem] = caught.value.problems
+    assert f":{text.count(chr(10))}:5:" in problem
+
+
+def test_examples_with_an_anchor_are_read_since_something_may_repeat_it() -> None:
+    endpoint = "  {}:\n    match: POST /{}\n    examples:\n      - request: {}\n"
+    first = endpoint.format("a", "a", "&one {send: POST /a}")
+    file = load_text(acme(f"key: none\nendpoints:\n{first}{endpoint.format('b', 'b', '*one')}"))
+    assert without_examples(first) is None
+    assert len(file.model.endpoints["b"].examples) == 1
 
 
 def test_libyaml_reads_the_same_as_the_parser_that_gives_the_messages(

@@ -259,7 +259,7 @@ class Service:
             self._remember(request, self._success(), success=True, due=due)
             return None
         taken = self._effect(request, self.clock.time())
-        answer = self._success() if taken else self._says("rejected", 404)
+        answer = self._success() if taken else self._gone()
         self._remember(request, answer, success=True)
         if self.on_effect is not None:
             self.on_effect()
@@ -288,7 +288,9 @@ class Service:
         """What is known of the request's key; of an object that may exist once, that it does."""
         key = self._key_of(request)
         if key is None:
-            if self.scenario.endpoint.key is None and self.scenario.example("exists"):
+            endpoint = self.scenario.endpoint
+            unique = endpoint.key is None and not endpoint.idempotent
+            if unique and self.scenario.example("exists"):
                 present = next(iter(self.effects), None)
                 if present is not None:
                     return Remembered(present.at, present.request, self._success())
@@ -363,6 +365,12 @@ class Service:
             if example is not None:
                 return self._filled(example)
         raise AssertionError(f"{self.scenario.title} has no example of a success")
+
+    def _gone(self) -> Answer:
+        """To whom deletes what is not there any more, if its examples know of such an answer."""
+        gone = (each for each in self.scenario.answers if each.status in (404, 410))
+        example = next((each for each in gone if each.means == "rejected"), None)
+        return self._success() if example is None else self._filled(example)
 
     def _filled(self, example: schema.ExampleAnswer) -> Answer:
         newest = self.effects[-1].mark if self.effects else None
