@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,8 +32,12 @@ def rules() -> RuleSet:
     return load([RULES])
 
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a megabyte of rules, ten times faster
+
+
+@cache
 def documents() -> dict[str, dict]:
-    return {path.name: yaml.safe_load(path.read_text("utf-8")) for path in FILES}
+    return {path.name: yaml.load(path.read_text("utf-8"), LOADER) for path in FILES}
 
 
 def request(method: str, url: str, *headers: tuple[str, str], body: bytes = b"") -> Request:
