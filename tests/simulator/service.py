@@ -344,7 +344,7 @@ class Service:
             elements = RequestView(request).get(path)
             wanted = render_structure(marker.element, None, blank)
             return _filling(wanted, elements[-1]) if isinstance(elements, list) else None
-        spec = KeySpec(marker.place, marker.name)
+        spec = KeySpec(marker.place, marker.name.replace("[]", "[0]"))  # of a batch the first
         value = key_of_caller(request, spec, self.scenario.endpoint.match)
         if value is None or marker.append is None:
             return value
