@@ -281,12 +281,30 @@ class ExampleObtained(Model):
     asks: str | None = None
 
 
+class ExampleAccepted(Model):
+    status: int = 202
+    header: dict[str, str] = Field(default_factory=dict)
+    body: Any = None
+
+
+class ExamplePoll(Model):
+    """``answered``: what the call was answered; the rest is the answer of the question."""
+
+    answered: ExampleAccepted
+    status: int = 200
+    header: dict[str, str] = Field(default_factory=dict)
+    body: Any = None
+    asks: str | None = None
+    means: Literal["done", "failed", "running"]
+
+
 class Example(Model):
     request: ExampleRequest
     obtains: ExampleObtained | None = None
     expect: Expect = Expect()
     answers: list[ExampleAnswer] = Field(default_factory=list)
     lookups: list[ExampleLookup] = Field(default_factory=list)
+    polls: list[ExamplePoll] = Field(default_factory=list)
 
 
 KeyOrNone = Annotated[

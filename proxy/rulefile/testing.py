@@ -28,6 +28,7 @@ from proxy.core.reconcile import (
     NoneFound,
     Partial,
     Several,
+    answered,
     choose,
     inquiry_of,
     key_of_item,
@@ -202,7 +203,52 @@ class _Example:
             self._answer(number, answer, matched, prepared)
         for number, lookup in enumerate(self.example.lookups, 1):
             self._lookup(number, lookup, matched, prepared, obtained)
+        for number, poll in enumerate(self.example.polls, 1):
+            self._poll(number, poll, matched, prepared, obtained)
         return self.problems
+
+    def _poll(
+        self,
+        number: int,
+        given: schema.ExamplePoll,
+        matched: Matched,
+        prepared: Prepared,
+        obtained: str | None,
+    ) -> None:
+        """What is asked about an accepted call, and what the answer means."""
+        where, poll = f"polls[{number - 1}]", matched.endpoint.poll
+        if poll is None:
+            self.problems.append(f"{where}: the endpoint has no poll")
+            return
+        first = given.answered
+        accepted = answer_of(first.status, first.header, first.body, prepared)
+        verdict = classify(
+            matched.endpoint,
+            Answered(accepted),
+            keyed=prepared.key is not None,
+            request=prepared.request,
+        )
+        if verdict.means != "accepted":
+            self.problems.append(f"{where}: the first answer means {verdict.means}, not accepted")
+        names = {
+            "key": prepared.name,
+            "sent_at": SENT_AT,
+            "obtained": obtained,
+            **answered(accepted, prepared.request, poll.answer_format),
+        }
+        inquiry = inquiry_of(matched.endpoint, poll, prepared.request, matched.params, names)
+        question = inquiry.next()
+        if isinstance(question, Request) and given.asks is not None:
+            asked_for = f"{question.method} {question.target}"
+            self._equal(f"{where} asks", given.asks, asked_for, prepared)
+        inquiry.feed(Answered(answer_of(given.status, given.header, given.body, prepared)))
+        end = inquiry.next()
+        means = "running"
+        if isinstance(end, Found):
+            means = "failed" if end.failed else "done"
+        if means != given.means:
+            reason = f" ({end.reason})" if isinstance(end, Inconclusive) else ""
+            self.problems.append(f"{where}: expected {given.means}, it is {means}{reason}")
 
     def _obtained(self, matched: Matched, request: Request) -> str | None:
         """What the API gives before the call, by the example."""

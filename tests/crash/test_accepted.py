@@ -18,6 +18,7 @@ from proxy.ledger.memory import MemoryLedger
 from proxy.ledger.sqlite import SqliteLedger
 from proxy.recovery import Recovery
 from proxy.rulefile.loader import load_text
+from proxy.rulefile.testing import run_examples
 from tests.fakes.clock import FakeClock
 from tests.fakes.world import Opened, body_of, engine, outcome, post
 
@@ -35,6 +36,16 @@ endpoints:
     poll:
       request: GET {location}
       found: {succeeded: {status: done}, failed: {status: failed}}
+    examples:
+      - request: {send: POST /located, json: {tag: t}}
+        polls:
+          - answered: {header: {Operation-Location: /jobs/7}, body: {id: j7}}
+            asks: GET /jobs/7
+            body: {status: done}
+            means: done
+          - {answered: {header: {Location: /jobs/7}}, body: {status: failed}, means: failed}
+          - {answered: {header: {Location: /jobs/7}}, body: {status: queued}, means: running}
+          - {answered: {body: {id: j7}}, body: {status: failed}, means: running}
   listed:
     match: POST /listed
     external_id: id
@@ -44,7 +55,8 @@ endpoints:
       where: {id: "{answer.id}"}
       found: {succeeded: {status: done}, failed: {status: {in: [failed, cancelled]}}}
 """
-RULES = RuleSet([load_text(RULE).service])
+LOADED = load_text(RULE)
+RULES = RuleSet([LOADED.service])
 AUTHORISED = (("Authorization", "Bearer x"),)
 
 
@@ -97,6 +109,20 @@ class World:
 
     def states(self) -> list[State | None]:
         return [operation.state for operation in self.ledger._operations.values()]
+
+
+def test_its_examples_hold() -> None:
+    assert [result for result in run_examples([LOADED]) if not result.passed] == []
+
+
+def test_an_example_that_is_wrong_about_the_end_is_told() -> None:
+    wrong = RULE.replace("means: done", "means: failed").replace("means: running", "means: done")
+    [first, *_] = run_examples([load_text(wrong)])
+    assert [each.split(" (")[0] for each in first.problems] == [
+        "polls[0]: expected failed, it is done",
+        "polls[2]: expected done, it is running",
+        "polls[3]: expected done, it is running",
+    ]
 
 
 @pytest.mark.parametrize("path", ["/located", "/listed"])
