@@ -23,6 +23,7 @@ SEND = """await client.api('/me/sendMail').post({ message: { subject: 'Refund',
   body: { contentType: 'Text', content: 'Done.' },
   toRecipients: [{ emailAddress: { address: 'a@example.test' } }] } })"""
 PLAN = """await client.api('/me/events').post({ subject: 'Review' })"""
+REPLY = """await client.api('/me/messages/AAMk1/reply').post({ comment: 'Done.' })"""
 COMMIT = """await client.api('/me/messages/AAkA1/send').post({})"""
 
 
@@ -76,3 +77,17 @@ def test_a_draft_whose_sending_was_lost_is_found_by_its_message_id(sdk: Sdk) -> 
     [look] = api.came("GET /v1.0/me/messages")
     assert filter_of(look) == f"internetMessageId eq '<{made}@a.test>'"
     sdk.assert_reconciled("commit", "microsoft-graph.drafts.send", external_id=made)
+
+
+def test_a_lost_reply_is_found_in_its_conversation(sdk: Sdk) -> None:
+    api, made = sdk.api(HOST), f"AAMk{sdk.number}"
+    sent = {"id": made, "bodyPreview": "Done. From: Ada", "sentDateTime": "2999-01-01T00:00:00Z"}
+    api.on("POST /v1.0/me/messages/AAMk1/reply", LOST)
+    api.on("GET /v1.0/me/messages/AAMk1", {"id": "AAMk1", "conversationId": "AAQk1"})
+    api.on("GET /v1.0/me/mailFolders/sentitems/messages", {"value": [sent]})
+    first, second = sdk.twice("reply", sdk.node(SCRIPT % REPLY))
+    assert first == second
+    assert len(api.came("POST /v1.0/me/messages/AAMk1/reply")) == 1
+    [look] = api.came("GET /v1.0/me/mailFolders/sentitems/messages")
+    assert filter_of(look) == "conversationId eq 'AAQk1'"
+    sdk.assert_reconciled("reply", "microsoft-graph.messages.reply", external_id=made)
