@@ -240,7 +240,7 @@ def _with_field(request: Request, marker: Marker, member: str, value: str) -> Re
             if line.partition(b":")[2].strip() == value.encode():
                 return request
             raise CannotPlace(f"the caller's own value in {marker.name} is kept")
-    end = b"\r\n" if b"\r\n" in data else b"\n"
+    end = b"\r\n" if data.partition(b"\n")[0].endswith(b"\r") else b"\n"
     marked = b64encode(f"{marker.name}: {value}".encode() + end + data).decode()
     if url_safe:
         marked = marked.translate(_URL_SAFE)

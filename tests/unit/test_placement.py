@@ -296,6 +296,11 @@ def test_a_mail_in_base64_gets_a_header_field(encode: Any, lines: bytes) -> None
     assert put_marker(marked, MAIL, "M1", {}) == marked
 
 
+def test_the_field_ends_its_line_as_the_first_one_does() -> None:
+    mixed = b"To: a@b.test\n\nhi\r\n"
+    assert sent(put_marker(mail(mixed), MAIL, "M1", {})) == b"X-Op: M1\n" + mixed
+
+
 def test_base64_without_its_padding_is_read_too() -> None:
     bare = mail(LINES, lambda data: base64.urlsafe_b64encode(data).rstrip(b"="))
     assert sent(put_marker(bare, MAIL, "M1", {})) == b"X-Op: M1\r\n" + LINES
