@@ -43,7 +43,10 @@ def _missing(endpoint: Endpoint, examples: Sequence[schema.Example]) -> Iterator
         yield "no example expects what is placed"
     lines = sum(map(_lines, examples))
     if lines < LINES_MIN:
-        yield f"its examples check {lines} things, and should check at least {LINES_MIN}"
+        yield (
+            f"its examples hold {lines} lines (calls, what is placed, answers, lookups); "
+            f"{LINES_MIN} are the least"
+        )
 
 
 def _placements(example: schema.Example) -> int:
