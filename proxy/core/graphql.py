@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -27,6 +28,8 @@ KINDS: Final = ("query", "mutation", "subscription", "unknown")
 
 TOKENS = 10_000  # of a document: far above any tool's
 DOCUMENTS = 64  # parsed ones that are kept, some 100 kB each
+KEPT_LENGTH = 10_000  # characters; a longer one is parsed each time, lest the kept ones fill memory
+DIGITS = 4000  # of a number; Python reads no longer ones as whole numbers
 REQUESTS_MAX = 1000  # in one batch
 
 
@@ -167,7 +170,7 @@ def _of(request: Mapping[str, Any]) -> Executed | None:
     text, name = request.get("query"), request.get("operationName")
     if not isinstance(text, str) or not (name is None or isinstance(name, str)):
         return None
-    told = _told(text, name)
+    told = (_told if len(text) <= KEPT_LENGTH else _told.__wrapped__)(text, name)
     if told is None:
         return None
     kind, fields, defaults = told
@@ -270,11 +273,9 @@ def _value(
         case g.ListValueNode():
             elements = [_value(each, variables, defaults) for each in node.values]
             return [None if value is _UNSET else value for value in elements]
-        case g.IntValueNode():
+        case g.IntValueNode() if len(node.value) <= DIGITS:
             return int(node.value)
-        case g.FloatValueNode():
-            from decimal import Decimal
-
+        case g.IntValueNode() | g.FloatValueNode():
             return Decimal(node.value)
         case g.StringValueNode() | g.BooleanValueNode() | g.EnumValueNode():
             return node.value

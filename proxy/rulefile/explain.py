@@ -61,6 +61,14 @@ def _of_write(matched: Matched) -> list[Line]:
     lines += [("note", note) for note in prepared.notes]
     lookup = choose(endpoint, matched.view)
     lines.append(("lookup", lookup_text(lookup)))
+    if endpoint.obtain is not None:
+        asked = f"{endpoint.obtain.method} {endpoint.obtain.target.source}"
+        lines.append(("asked before", f"{asked}, for its {endpoint.obtain.take.text}"))
+    if endpoint.poll is not None:
+        where = (
+            "the address it was answered" if endpoint.poll.at_location else "what it was answered"
+        )
+        lines.append(("when accepted", f"asked about by {where}, if it is called again"))
     lines.append(("settles by", settles_by(endpoint)))
     if endpoint.approval is not None:
         when = endpoint.approval.when

@@ -14,6 +14,7 @@ from proxy.core.operation import State
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Arrival
 from proxy.recovery import Recovery
+from proxy.rulefile.explain import explain
 from proxy.rulefile.loader import load_text
 from proxy.rulefile.testing import run_examples
 from tests.fakes.clock import FakeClock
@@ -128,6 +129,11 @@ def w() -> World:
 
 def test_its_examples_hold() -> None:
     assert [result for result in run_examples([LOADED]) if not result.passed] == []
+
+
+def test_the_question_is_explained() -> None:
+    lines = dict(explain(RULES, "POST", "https://files.test/files", body=b"{}"))
+    assert lines["asked before"] == "GET /ids?space={body.space}&count=1, for its ids[0]"
 
 
 async def test_the_id_is_asked_for_once_and_stored_before_anything_is_sent(w: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from graphql import parse, print_ast
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.core import graphql
@@ -264,6 +264,38 @@ def test_a_made_up_key_does_not_count_wherever_the_variable_is_called() -> None:
         return canonical(request, noise=noise_of(keyed, None, request)).digest()
 
     assert fingerprint("a") == fingerprint("b")
+
+
+PLAIN = """{ } ( ) [ ] : $ @ ! = | & # , ... mutation query fragment on F create input id $x "a" " 1
+-1.5e9 1e999999999 null true é directive @d(a:$x)"""
+ODD = ['"""', "\\", "9" * 5000, "\ud800", "\x00", "\ufeff", "input I { a: Int }"]
+WORDS = st.sampled_from([*PLAIN.split(), *ODD])
+
+
+@given(
+    st.lists(WORDS, max_size=25).map(" ".join),
+    st.one_of(st.none(), st.text(max_size=3), st.dictionaries(names, values, max_size=2)),
+    st.sampled_from(["input.id", "@d.key", "id", "input[].id", "input[0].id"]),
+)
+@example("mutation { create(input: {id: 1 " + "[" * 3000 + "]" * 3000 + "}) }", None, "input.id")
+@example("mutation { create" + "{a" * 3000 + "}" * 3000 + "}", None, "input.id")
+@example("mutation { create(input: {n: " + "9" * 5000 + "}) }", None, "input.id")
+def test_no_document_brings_it_down(text: str, variables: Any, name: str) -> None:
+    body = {"query": text, "variables": variables}
+    graphql.kind_of(body)
+    graphql.calls(body, ("create", "unknown"))
+    graphql.alias_of(body)
+    data = json.dumps(body).encode()
+    request = Request("POST", "https", "rpc.test", 443, "/graphql", JSON, Body.of(data))
+    view = RequestView(request)
+    view.get("graphql.input.id")
+    argument_path(request, name)
+    try:
+        placed = put_key(request, KeySpec("graphql", name), "k")
+    except CannotPlace:
+        return
+    if "[]" not in name:
+        assert key_of_caller(placed, KeySpec("graphql", name)) == "k"
 
 
 # Answers
