@@ -205,12 +205,27 @@ def test_a_model_of_aws_becomes_a_rule_file(tmp_path: Path) -> None:
     assert (run.key.place, run.key.name, run.key.rendering) == ("json", "clientToken", "digest")
     assert (run.key.min_length, run.key.max_length, run.key.valid_for) == (33, 64, 8 * 3600)
     assert (run.signed, run.external_id, run.redact) == ("sigv4", "taskArn", ("body.secret",))
+    assert (run.mode, run.confidence) == ("enforce", "sdk")
     assert "botocore 1.2.3" in pack.text
     assert "token names an object: DeleteTask" in pack.text
     assert {host.text for host in file.service.hosts} == {
         "tasks.{region}.amazonaws.com",
         "tasks.{region}.amazonaws.com.cn",
     }
+
+
+def test_a_token_of_which_no_time_is_stated_is_inferred_and_kept_all_the_same(
+    tmp_path: Path,
+) -> None:
+    shapes = json.loads(json.dumps(MODEL["shapes"]))
+    shapes["RunTask"]["members"]["clientToken"]["documentation"] = "An idempotency token."
+    data = model_in(tmp_path, shapes=shapes)
+    [run] = load_text(
+        from_botocore(data, "tasks", Selection(), "2026-11-30").text
+    ).service.endpoints
+    assert run.key is not None
+    assert run.key.valid_for is None
+    assert (run.mode, run.confidence) == ("enforce", "inferred")
 
 
 def test_what_no_rule_can_tell_is_left_out(tmp_path: Path) -> None:

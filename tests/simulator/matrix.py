@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from proxy.callers import Callers
 from proxy.core.model import Identity
 from proxy.core.operation import Operation, State
-from proxy.engine import Engine
+from proxy.core.sigv4 import AccessKey, sign
+from proxy.engine import Engine, Settings
 from proxy.ledger.memory import MemoryLedger
 from proxy.net.exchange import Arrival, BytesInlet, Reply
 from proxy.recovery import Recovery
@@ -29,6 +30,10 @@ from tests.simulator.service import Scenario, Service
 CALLS = 12  # of one life; enough for two lookups that must agree a minute after the send
 LATER = 3.0  # seconds until the agent repeats a call that it was told to repeat
 BACKGROUND, BETWEEN = 3, 1500.0  # rounds and seconds; together longer than any lag is here
+ACCESS_KEY = AccessKey("AKIDEXAMPLE", "secret")  # the agent's and the proxy's own
+SETTINGS = Settings(
+    secret_of=lambda auth: f"{ACCESS_KEY.id}\n{ACCESS_KEY.secret}" if auth.sigv4 else None
+)
 AGAIN = frozenset({"operation-in-progress", "outcome-unknown", "upstream-not-reached"})
 
 
@@ -164,7 +169,12 @@ async def worlds(
 async def _live(world: World, life: Life) -> World:
     world.service.script = [life.behaviour]
     made, callers, kill = engine(
-        world.ledger, world.service, world.clock, world.scenario.rules, point=life.point
+        world.ledger,
+        world.service,
+        world.clock,
+        world.scenario.rules,
+        point=life.point,
+        settings=SETTINGS,
     )
     world.service.on_effect = kill.during
     await Recovery(made).start()
@@ -179,7 +189,7 @@ async def _live(world: World, life: Life) -> World:
 async def _called(world: World, callers: Callers, until: object = None) -> Reply:
     """The agent makes its call until it is told something final."""
     for _ in range(CALLS):
-        reply = await callers.handle(arrival(world.scenario))
+        reply = await callers.handle(arrival(world.scenario, world.clock.time()))
         if callable(until) and until():
             return reply  # nobody is there to hear it
         reply.delivered(True)
@@ -196,9 +206,13 @@ def _is_to_be_repeated(reply: Reply) -> bool:
     return any(code in text for code in AGAIN)
 
 
-def arrival(scenario: Scenario) -> Arrival:
-    data = scenario.request.body.data or b""
-    request = scenario.request.with_(body=type(scenario.request.body).of(b""))
+def arrival(scenario: Scenario, now: float) -> Arrival:
+    """Where AWS signs, with the signature of this moment."""
+    data, request = scenario.request.body.data or b"", scenario.request
+    auth = scenario.endpoint.auth
+    if auth is not None and auth.sigv4 is not None:
+        request = sign(request, ACCESS_KEY, auth.sigv4, now)
+    request = request.with_(body=type(request.body).of(b""))
     return Arrival(
         request, Identity("run-1", "step-1"), content_length=len(data), inlet=BytesInlet(data)
     )
@@ -233,7 +247,9 @@ class End:
 async def end(world: World) -> End:
     """An undisturbed life repeats the call, and goes on in the background for a while; what the
     agent is told must be true of what there is."""
-    made, callers, _ = engine(world.ledger, world.service, world.clock, world.scenario.rules)
+    made, callers, _ = engine(
+        world.ledger, world.service, world.clock, world.scenario.rules, settings=SETTINGS
+    )
     recovery = Recovery(made)
     await recovery.start()
     await _called(world, callers)  # it may be told a refusal of before: then it tries anew
@@ -245,7 +261,7 @@ async def end(world: World) -> End:
         world.clock.advance(BETWEEN)
         await recovery.settle_all()
         reply = await _called(world, callers)
-    again = await callers.handle(arrival(world.scenario))
+    again = await callers.handle(arrival(world.scenario, world.clock.time()))
     again.delivered(True)
     world.service.catch_up(all_of_it=True)
     operation = newest(world.ledger)

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from proxy.rulefile.generate.text import (
     TOKEN_NAME,
+    WHY_ENFORCED,
     CannotGenerate,
     Pack,
     Selection,
     document,
     left_out,
     rendering,
+    vouched,
     window,
 )
 
@@ -44,7 +46,7 @@ KNOWN: Final = (
     "repeated request; AWS's SDKs fill it with a UUID of their own), its place and limits, the "
     "hosts, what is secret. Where its description states how long a token is known, that is "
     "`valid_for`; elsewhere it is trusted within the held call only. From AWS's pages of common "
-    "errors: what was not looked at. Inferred: nothing.",
+    "errors: what was not looked at.",
 )
 
 Model = Mapping[str, Any]
@@ -82,14 +84,15 @@ def from_botocore(data: Path, service: str, selection: Selection, checked: str) 
         f"Generated from the service model in botocore {_version(data)}; write it anew with "
         "`onceproxy rules generate aws` instead of changing it.",
         *KNOWN,
+        WHY_ENFORCED if "mode" in vouched(chosen) else "Inferred: nothing.",
         *left_out(reasons),
     ]
     top: dict[str, Any] = {
         "service": f"aws-{service}",
         "hosts": _hosts(rules, meta["endpointPrefix"]),
         "source": f"https://github.com/boto/botocore/tree/develop/botocore/data/{service}/{versions[-1]}",
-        "confidence": "sdk",
         "checked": checked,
+        **vouched(chosen),
         "signed": "sigv4",
         "auth": {"sigv4": signing},
     }

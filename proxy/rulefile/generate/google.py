@@ -10,12 +10,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from proxy.rulefile.generate.text import (
+    WHY_ENFORCED,
     CannotGenerate,
     Pack,
     Selection,
     document,
     left_out,
     plain_words,
+    vouched,
     window,
 )
 
@@ -67,16 +69,16 @@ def from_discovery(directory: Path, api: str, selection: Selection, checked: str
         f"Generated from the discovery document of {name} (revision {revision}); write it anew "
         "with `onceproxy rules generate google` instead of changing it.",
         f"From the document: which methods take a `{NAME}` and where, that it is a UUID, and how "
-        "long it is known (`valid_for`; without it the id is trusted within the held call only). "
-        "Inferred: nothing.",
+        "long it is known (`valid_for`; without it the id is trusted within the held call only).",
+        WHY_ENFORCED if "mode" in vouched(chosen) else "Inferred: nothing.",
         *left_out(reasons),
     ]
     top: dict[str, Any] = {
         "service": f"google-{name}",
         "hosts": sorted(_hosts(api_document)),
         "source": api_document.get("documentationLink") or api_document["discoveryVersion"],
-        "confidence": "sdk",
         "checked": checked,
+        **vouched(chosen),
         "answers": ANSWERS,
     }
     return Pack(f"google-{name}", document(head, top, chosen), len(chosen))

@@ -98,6 +98,21 @@ def flow(value: Any) -> str:
     return str(value)
 
 
+def vouched(endpoints: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """How far the file is to be trusted: a model that does not state how long a token is known
+    leaves it to us to conclude that it is known as long as a call is held."""
+    stated = all("valid_for" in endpoint["key"] for endpoint in endpoints.values())
+    return {"confidence": "sdk"} if stated else {"confidence": "inferred", "mode": "enforce"}
+
+
+WHY_ENFORCED: Final = (
+    "Inferred, where there is no `valid_for`: that a token is known at least as long as a call is "
+    "held; nothing is sent again later than that. Enforced all the same: that a call which comes "
+    "again with another token is the same call, and is answered from the ledger, needs no more "
+    "than the model."
+)
+
+
 def comment(paragraphs: Iterable[str]) -> list[str]:
     lines: list[str] = []
     for paragraph in paragraphs:
