@@ -28,6 +28,20 @@ class RawPart:
         return None if found is None else found[1] if found[1] is not None else found[2]
 
 
+def with_field(content_type: str, data: bytes, name: str, value: str) -> bytes | None:
+    """The body with a text field behind its last part, every other byte as it is; None if it is not
+    well-formed, or has no part. ``name`` and ``value`` without quotes and line ends."""
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None or not read_parts(content_type, data):
+        return None
+    text = boundary[1] if boundary[1] is not None else boundary[2]
+    delimiter = b"\r\n--" + text.encode("utf-8", "surrogateescape")
+    end = data.rindex(delimiter + b"--")
+    head = f'Content-Disposition: form-data; name="{name}"'.encode()
+    field = delimiter + b"\r\n" + head + b"\r\n\r\n" + value.encode()
+    return data[:end] + field + data[end:]
+
+
 def read_parts(content_type: str, data: bytes) -> list[RawPart] | None:
     """The parts in order; None if the body is not well-formed or has anything around its parts."""
     boundary = _BOUNDARY.search(content_type)

@@ -18,6 +18,7 @@ from proxy.core.bodies import BodyMissing, content, is_json, media_type, text_of
 from proxy.core.fieldpath import path_text
 from proxy.core.matching import Match, readings
 from proxy.core.model import Body, Headers, Request, header, without
+from proxy.core.multipart import read_parts, with_field
 from proxy.core.paths import ALL, parse_steps
 from proxy.core.rules import KeySpec, Marker
 from proxy.core.splice import (
@@ -35,6 +36,7 @@ from proxy.core.views import RequestView
 
 JSON = "application/json"
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 
 
 class CannotPlace(Exception):
@@ -260,6 +262,8 @@ def _read(request: Request, place: str, name: str, match: Match | None) -> Any:
             return read_pair(request.query, name)
         case "path":
             return _path_value(request, name, match)
+    if _is_multipart(request, place):
+        return _part(request, name)
     text = _body_text(request)
     if _as_form(request, place):
         return _read_form(text, place, name)
@@ -282,6 +286,8 @@ def _write(
             return request.with_(target=f"{request.path}?{query}")
         case "path":
             return _with_path(request, name, plain, match)
+    if _is_multipart(request, place):
+        return _with_part(request, name, plain)
     text = _body_text(request)
     if _as_form(request, place):
         return _with_body(request, _write_form(text, place, name, plain), FORM)
@@ -295,6 +301,40 @@ def _write(
     except CannotSplice as error:
         raise CannotPlace(str(error)) from None
     return _with_body(request, written, JSON)
+
+
+# multipart forms
+
+
+def _is_multipart(request: Request, place: str) -> bool:
+    return place == "form" and media_type(request.headers) == MULTIPART
+
+
+def _part(request: Request, name: str) -> str | None:
+    """The text of the part of that name. Raises CannotPlace where there are several."""
+    parts = read_parts(request.header("content-type") or "", _body_bytes(request))
+    if parts is None:
+        raise CannotPlace("the multipart body is not well-formed")
+    found = [part.data.decode("utf-8", "replace") for part in parts if part.name == name]
+    if len(found) > 1:
+        raise CannotPlace(f"the form has {name} more than once")
+    return found[0] if found else None
+
+
+def _with_part(request: Request, name: str, value: str) -> Request:
+    there = _part(request, name)
+    if there == value:
+        return request
+    if there is not None or not _PLAIN.fullmatch(name + value):
+        raise CannotPlace(f"{name} cannot be written into this multipart body")
+    kind = request.header("content-type") or ""
+    data = with_field(kind, _body_bytes(request), name, value)
+    if data is None:
+        raise CannotPlace("the multipart body has no part")
+    return request.with_(body=Body.of(data))
+
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f\x7f]*')
 
 
 # headers and path
@@ -336,10 +376,17 @@ def _with_path(request: Request, name: str, value: str, match: Match | None) -> 
 
 
 def _body_text(request: Request) -> str:
+    try:
+        return text_of(_body_bytes(request))
+    except BodyMissing as error:
+        raise CannotPlace(str(error)) from None
+
+
+def _body_bytes(request: Request) -> bytes:
     if (request.header("content-encoding") or "identity").lower() != "identity":
         raise CannotPlace("the body is compressed")
     try:
-        return text_of(content(request.body, request.headers))
+        return content(request.body, request.headers)
     except BodyMissing as error:
         raise CannotPlace(str(error)) from None
 

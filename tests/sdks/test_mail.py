@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from proxy.core.multipart import read_parts
 from tests.clients.words import Arrival
 from tests.sdks.support import LOST, Sdk, needs_node, reply
 
@@ -160,6 +162,32 @@ def test_mailgun_carries_a_variable(sdk: Sdk) -> None:
     [arrival] = api.came("POST /v3/mg.acme.test/messages")
     sdk.assert_once("mail", "mailgun.messages.send", external_id=made)
     assert len(arrival.form()["v:operation_key"][0]) == 64
+
+
+MAILGUN = """
+const { default: Mailgun } = await import('mailgun.js')
+const client = new Mailgun(FormData).client({ username: 'api', key: 'key-1' })
+const made = await client.messages.create('mg.acme.test', { from: 'a@acme.test',
+  to: ['bob@example.test'], subject: 'Refund', text: 'Done',
+  attachment: { data: Buffer.from([0, 255, 13, 10]), filename: 'a.bin' } })
+console.log(JSON.stringify(made.id))
+"""
+
+
+@needs_node("mailgun.js")
+def test_mailgun_for_node_sends_parts_and_they_carry_the_variable(sdk: Sdk) -> None:
+    """Another boundary each time: still the same call."""
+    api, made = sdk.api("api.mailgun.net"), f"<{sdk.number}@mg.acme.test>"
+    api.on("POST /v3/mg.acme.test/messages", {"id": made, "message": "Queued. Thank you."})
+    first, second = sdk.twice("mail", sdk.node(MAILGUN))
+    assert first == second == [made]
+    [arrival] = api.came("POST /v3/mg.acme.test/messages")
+    sdk.assert_once("mail", "mailgun.messages.send", external_id=made)
+    parts = read_parts(arrival.values("Content-Type")[0], arrival.body)
+    assert parts is not None
+    data = {part.name: part.data for part in parts}
+    assert data["attachment"] == b"\x00\xff\r\n"
+    assert re.fullmatch(b"[0-9a-f]{64}", data["v:operation_key"])
 
 
 def test_mailgun_is_found_among_the_events(sdk: Sdk) -> None:

@@ -165,6 +165,39 @@ def test_something_else_on_the_way_is_not_overwritten() -> None:
         put_key(call(b'{"a": "text"}'), KeySpec("json", "a.b"), "k")
 
 
+PARTS = (("Content-Type", 'multipart/form-data; boundary="x y"'),)
+TWO = (
+    b'--x y\r\nContent-Disposition: form-data; name="to"\r\n\r\nbob\r\n'
+    b'--x y\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n\xff\x00\r\n'
+    b"--x y--\r\n"
+)
+
+
+def test_a_multipart_form_gets_a_part_and_keeps_every_byte() -> None:
+    marker = Marker("form", "v:key")
+
+    marked = put_marker(call(TWO, PARTS), marker, "M1", {})
+    part = b'--x y\r\nContent-Disposition: form-data; name="v:key"\r\n\r\nM1\r\n'
+    assert marked.body.data == TWO[:-9] + part + TWO[-9:]
+    assert marked.body == Body.of(marked.body.data)
+    assert put_marker(marked, marker, "M1", {}) == marked
+    with pytest.raises(CannotPlace, match="kept"):
+        put_marker(marked, marker, "M2", {})
+    assert key_of_caller(call(TWO, PARTS), KeySpec("form", "to")) == "bob"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", TWO[:-9], TWO + b"more", b"--x y--\r\n", TWO.replace(b"x y", b"z")],
+    ids=["empty", "no end", "more behind", "no part", "other boundary"],
+)
+def test_a_multipart_form_that_is_read_in_two_ways_is_not_marked(body: bytes) -> None:
+    with pytest.raises(CannotPlace):
+        put_marker(call(body, PARTS), Marker("form", "v:key"), "M1", {})
+    with pytest.raises(CannotPlace):
+        put_marker(call(TWO, PARTS), Marker("body", "v.key"), "M1", {})
+
+
 def test_a_key_brings_the_field_without_which_it_does_not_count() -> None:
     spec = KeySpec("json", "nonce", also={"enforce": True})
 
