@@ -62,6 +62,7 @@ def test_a_contact_is_made_once_and_found_by_its_mail(sdk: Sdk) -> None:
     sdk.assert_reconciled("contact", "hubspot.contacts.create", external_id=made)
 
 
+@pytest.mark.slow
 def test_a_ticket_is_found_in_the_search(sdk: Sdk) -> None:
     api, made = sdk.api(HUBSPOT), str(sdk.number)
     ticket = {"id": made, "createdAt": NOW, "properties": {"subject": "Refund"}}
@@ -220,6 +221,7 @@ def test_the_id_that_the_sdk_makes_up_is_replaced(sdk: Sdk) -> None:
     assert (len(sent), sent[14]) == (36, "5")  # a UUID of the operation's name, no random one
 
 
+@pytest.mark.slow
 def test_a_lost_task_is_found_in_its_project(sdk: Sdk) -> None:
     api, made = sdk.api("api.todoist.com"), f"t{sdk.number}"
     api.on(TASKS, LOST)

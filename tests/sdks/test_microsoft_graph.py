@@ -6,6 +6,8 @@ import json
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from tests.clients.words import Answer, Arrival
 from tests.sdks.support import LOST, Sdk, needs_node, reply
 
@@ -79,6 +81,7 @@ def test_a_draft_whose_sending_was_lost_is_found_by_its_message_id(sdk: Sdk) -> 
     sdk.assert_reconciled("commit", "microsoft-graph.drafts.send", external_id=made)
 
 
+@pytest.mark.slow
 def test_a_lost_reply_is_found_in_its_conversation(sdk: Sdk) -> None:
     api, made = sdk.api(HOST), f"AAMk{sdk.number}"
     sent = {"id": made, "bodyPreview": "Done. From: Ada", "sentDateTime": "2999-01-01T00:00:00Z"}
