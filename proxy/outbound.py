@@ -181,7 +181,7 @@ class Outbound:
 
     async def _await_answer(self, opened: Opened, parts: _Parts, answering: Answering) -> bool:
         """Take in a stream until it has answered; whether it has."""
-        chunks = opened.chunks()
+        chunks, broken = opened.chunks(), False
         try:
             async for chunk in chunks:
                 for event, may_be_last in answering.feed(chunk):
@@ -198,9 +198,10 @@ class Outbound:
         except BrokenOff as error:
             log.info("answer broke off", detail=error.reason)
             answering.rest()
+            broken = True
         finally:
             opened.close()
-        return answering.ended or not answering.waits
+        return answering.ended if answering.waits else not broken
 
     async def _resume(
         self,

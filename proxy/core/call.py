@@ -319,7 +319,8 @@ def _operation_name(
     which = endpoint.match.jsonrpc if endpoint.match is not None else None
     if which is not None:
         value = view.get("body")
-        suffix += "" if which.single else _marked("=", jsonrpc.called(value))
+        if not which.tells_tool:
+            suffix += _marked("=", jsonrpc.tool_in(value) or "")
         suffix += _marked("+", jsonrpc.round_of(value) or "")
     if call.operation_id is not None:
         suffix += f":{encode_part(call.operation_id)}"

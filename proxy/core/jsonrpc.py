@@ -141,8 +141,14 @@ def called(value: Any) -> str:
     """The word for a call in an operation's name: the tool, else the method. "" for a batch."""
     if not is_call(value):
         return ""
-    method, name = value["method"], _member(value, "params", "name")
-    return name if method == TOOLS_CALL and isinstance(name, str) else str(method)
+    return tool_in(value) or str(value["method"])
+
+
+def tool_in(value: Any) -> str | None:
+    """The tool that a call calls."""
+    name = _member(value, "params", "name")
+    calls = is_call(value) and value["method"] == TOOLS_CALL
+    return name if calls and isinstance(name, str) else None
 
 
 def round_of(value: Any) -> str | None:
@@ -361,8 +367,10 @@ class Answering:
     def __init__(self, request: Request) -> None:
         self._cutter = Cutter(EVENT_LIMIT)
         self._open = [dump_json(own) for own in ids_of(request.body)]
-        self.waits = bool(self._open)
-        """Whether there is anything to answer: a notification is none."""
+        one_each = is_batch(request.body) or method_of(request.body) == TOOLS_CALL
+        self.waits = bool(self._open) and one_each
+        """Whether it is over with its answer. A notification has none, and a stream of A2A has an
+        answer in each event."""
         self.ended = False
         self.last_id: str | None = None
         """By which the server knows how much of the stream has come."""

@@ -143,10 +143,9 @@ class JsonRpc:
     trusts: bool = False  # that a tool only reads, or may be called again, where its server says so
 
     @property
-    def single(self) -> bool:
-        """Whether it is one method, and of ``tools/call`` one tool."""
-        names = self.tools if self.methods == (jsonrpc.TOOLS_CALL,) else self.methods
-        return len(names) == 1 and not names[0].endswith("*")
+    def tells_tool(self) -> bool:
+        """Whether the tool is told by the endpoint alone."""
+        return len(self.tools) == 1 and not self.tools[0].endswith("*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,6 +320,24 @@ async def test_a_broken_stream_that_settles_late_still_brings_the_answer() -> No
         assert (len(w.service.wire), len(keys)) == (2, 1)
 
 
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_stream_in_which_each_event_answers_is_read_to_its_end(broken: bool) -> None:
+    """A2A: a task on its way, under the id of the call in every event."""
+    call_of = {"jsonrpc": "2.0", "method": "message/stream", "params": {"message": {"parts": []}}}
+    told = [{"jsonrpc": "2.0", "id": 1, "result": {"state": word}} for word in ("working", "done")]
+    async with world(MCP) as w:
+        w.service.act = lambda *_: Streamed(*map(event, told), *([None] if broken else []))
+        reply = await call(w, {**call_of, "id": 1})
+        assert await w.states() == [State.UNKNOWN if broken else State.SUCCEEDED]
+        assert events_of(reply)[: 1 if broken else 2] == told[: 1 if broken else 2]
+        again = await call(w, {**call_of, "id": 2})
+        if broken:
+            assert code(again) == "outcome-unresolved"
+        else:
+            assert events_of(again) == [{**one, "id": 2} for one in told]
+        assert len(w.service.wire) == 1
+
+
 @pytest.mark.parametrize("end", [(None,), ()])
 async def test_the_rest_of_a_stream_is_fetched_where_its_server_keeps_it(end: Any) -> None:
     """By a GET with the id of the last event that came: nothing is called again."""
