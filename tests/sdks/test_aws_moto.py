@@ -251,7 +251,9 @@ def killed_and_resumed(
             assert case.call(client(case.service), name) == got, "the third call is a replay"
         except ClientError as error:
             got = error
-        assert case.effects(api, name) == 1
+        made = case.effects(api, name)
+        # What was killed while its bytes were leaving may not have arrived.
+        assert made == 1 or (not case.settled and point == "during_call" and made == 0)
         return got, second.operations(name)
 
 
