@@ -17,6 +17,7 @@ from proxy.core.model import Answer, Answered, Body, Request
 from proxy.core.placement import CannotPlace, put_key, put_marker
 from proxy.core.rules import Endpoint
 from proxy.core.views import RequestView
+from proxy.rulefile.complete import too_few
 from proxy.rulefile.loader import load, load_files
 from proxy.rulefile.testing import run_examples
 
@@ -97,6 +98,10 @@ def test_all_examples_hold() -> None:
     results = run_examples(load_files([RULES]))
     assert results
     assert [result for result in results if not result.passed] == []
+
+
+def test_the_examples_show_what_every_endpoint_that_writes_does() -> None:
+    assert [str(each) for each in too_few(load_files([RULES / "generated", RULES]))] == []
 
 
 def test_every_write_has_an_example_with_a_success_and_an_unknown_end(rules: RuleSet) -> None:
