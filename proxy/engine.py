@@ -239,7 +239,11 @@ class Engine:
             except NotObtained as error:
                 flight.decision = Refuse(
                     "what it needs could not be obtained",
-                    Refusal("upstream-not-reached", str(error)),
+                    Refusal(
+                        "upstream-not-reached",
+                        str(error),
+                        operation=f"{bound.base}/v{bound.ask.version}",
+                    ),
                 )
                 return
             except MissingCredential:

@@ -502,12 +502,15 @@ class RuleSet:
         fitting = []
         fan = self._routes_of(request)
         routes: Sequence[_Route] = fan.routes
+        view = RequestView(request)  # one for all, so that the query is read once
         if fan.head is not None:
-            routes = fan.head.left(routes, RequestView(request))
+            routes = fan.head.left(routes, view)
         for route in routes:
             _, match, params, _ = route
-            if match.head is not None and not match.fits_head(RequestView(request, params)):
-                continue
+            if match.head is not None:
+                view.params = params
+                if not match.fits_head(view):
+                    continue
             fitting.append(route)
             if not match.needs_body:
                 break  # nothing after it is asked

@@ -181,6 +181,7 @@ async def test_where_it_cannot_be_asked_for_nothing_is_sent_and_nothing_is_left(
     reply = await w.call()
     assert reply.status == 502
     assert json.loads(body_of(reply))["type"] == "urn:onceproxy:upstream-not-reached"
+    assert ("Onceproxy-Operation", "run-1/step-1/files.create/v1") in reply.headers
     assert (w.api.sent, w.ledger._operations) == ([], {})
     assert (await w.call()).status == 200
     assert len(w.api.sent) == 1
