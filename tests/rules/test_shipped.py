@@ -132,6 +132,16 @@ def test_every_lookup_has_an_example_with_a_hit_and_one_without() -> None:
             assert {"found", "none"} <= means, f"{name} {title}"
 
 
+def test_what_is_found_by_its_content_has_an_id_that_tells_it_from_others() -> None:
+    """Without one it is never adopted: it might be another operation's."""
+    for name, document in documents().items():
+        for title, endpoint in document["endpoints"].items():
+            lookups = endpoint.get("reconcile", [])
+            for lookup in lookups if isinstance(lookups, list) else [lookups]:
+                if lookup.get("by") == "content":
+                    assert "external_id" in endpoint or "external_id" in lookup, f"{name} {title}"
+
+
 def test_every_file_says_where_its_facts_come_from_and_when_they_were_checked() -> None:
     for name, document in documents().items():
         assert document["source"].startswith("https://"), name
