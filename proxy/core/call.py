@@ -315,7 +315,7 @@ def _operation_name(
         if call.operation_id is not None:
             return f"{title}:{encode_part(call.operation_id)}", ()
         return f"{title}~{content_digest(canon)[:DIGEST_LENGTH]}", ()
-    suffix = _marked("@", bare.authority + bare.path) if anywhere else ""
+    suffix = _marked("@", bare.authority + canon.path) if anywhere else ""
     which = endpoint.match.jsonrpc if endpoint.match is not None else None
     if which is not None:
         value = view.get("body")

@@ -124,7 +124,7 @@ class Sdk(Proxied):
             for key in found
             if key.endswith(f"/v{version}")
             and key.rpartition("/")[0].startswith(wanted)
-            and key.rpartition("/")[0].removeprefix(wanted)[:1] in ("", "~", ":")
+            and key.rpartition("/")[0].removeprefix(wanted)[:1] in ("", "~", ":", "@")
         ]
         assert len(fitting) == 1, (wanted, found)
         return str(fitting[0])

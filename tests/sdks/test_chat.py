@@ -27,11 +27,11 @@ def body(arrival: Arrival) -> Any:
 MESSAGES = "/2010-04-01/Accounts/AC1/Messages.json"
 
 
-def text_message() -> Any:
+def text_message(to: str = "+15550100") -> Any:
     rest = pytest.importorskip("twilio.rest")
     client = rest.Client("AC1", "t1")
     with client.http_client.session:
-        return client.messages.create(to="+15550100", from_="+15550199", body="Refund done").sid
+        return client.messages.create(to=to, from_="+15550199", body="Refund done").sid
 
 
 def test_a_text_message_is_sent_once(sdk: Sdk) -> None:
@@ -56,15 +56,16 @@ def test_a_lost_text_message_is_found_in_the_list(sdk: Sdk) -> None:
 
 
 def test_a_refusal_is_read_by_twilios_client(sdk: Sdk) -> None:
-    api = sdk.api("api.twilio.com")
-    api.on(f"POST {MESSAGES}", LOST)
-    api.on(f"GET {MESSAGES}", {"messages": [], "next_page_uri": None})
+    """Another recipient in the same step."""
+    api, sid = sdk.api("api.twilio.com"), f"SM{sdk.number}"
+    api.on(f"POST {MESSAGES}", reply({"sid": sid, "status": "queued"}, 201))
+    assert sdk.call("text", text_message) == sid
     exceptions = pytest.importorskip("twilio.base.exceptions")
     with pytest.raises(exceptions.TwilioRestException) as refused:
-        sdk.call("text", text_message)
-    assert refused.value.status == 424
-    assert refused.value.code == "onceproxy_outcome-unresolved"
-    assert "do not repeat" in refused.value.msg
+        sdk.call("text", lambda: text_message("+15550101"))
+    assert refused.value.status == 422
+    assert refused.value.code == "onceproxy_operation-mismatch"
+    assert "same intent" in refused.value.msg.lower()
     assert len(api.came(f"POST {MESSAGES}")) == 1
 
 
