@@ -182,6 +182,7 @@ class Lookups:
         assert bound.view is not None
         names = {
             "key": key,
+            "sent": mark(bound.endpoint, operation.intent),
             "sent_at": operation.first_maybe_sent_at or operation.created_at,
             "obtained": operation.intent.obtained,
         }

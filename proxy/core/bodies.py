@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
@@ -141,16 +142,21 @@ _STRICT: Final = json.JSONDecoder(
 def dump_json(value: Any) -> str:
     """Compact JSON; the Decimals that ``parse_json`` made keep every digit."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_text(str(k))}:{dump_json(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{json_text(str(k))}:{dump_json(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(dump_json, value)) + "]"
     if isinstance(value, Decimal):
         return str(value)
-    return _text(value)
+    return json_text(value)
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def json_text(value: Any) -> str:
+    """Half a surrogate pair, which JSON may hold and UTF-8 may not, stays an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text.isascii() or not _HALVES.search(text) else json.dumps(value)
+
+
+_HALVES: Final = re.compile("[\ud800-\udfff]")
 
 
 def _rpc_answer(text: str) -> Any:

@@ -239,8 +239,8 @@ def name(
     except DuplicateMember as error:
         return Refusal(
             "bad-request",
-            f"The JSON body has the member {error} twice, and services differ in which one they "
-            "take: send it once.",
+            f"The JSON body has the member {error.path} twice, and services differ in which one "
+            "they take: send it once.",
         )
     try:
         anywhere = matched is not None and matched.anywhere

@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl
+
+from proxy.core.bodies import json_text
 
 if TYPE_CHECKING:
     from graphql import DocumentNode, FieldNode, OperationDefinitionNode, ValueNode
@@ -28,7 +30,8 @@ KINDS: Final = ("query", "mutation", "subscription", "unknown")
 
 TOKENS = 10_000  # of a document: far above any tool's
 DOCUMENTS = 64  # parsed ones that are kept, some 100 kB each
-KEPT_LENGTH = 10_000  # characters; a longer one is parsed each time, lest the kept ones fill memory
+KEPT_LENGTH = 10_000  # characters; of longer ones few are kept, lest they fill memory
+LENGTH_MAX = 100_000  # characters of all documents in one request; a word takes 10 us to parse
 DIGITS = 4000  # of a number; Python reads no longer ones as whole numbers
 REQUESTS_MAX = 1000  # in one batch
 
@@ -79,7 +82,7 @@ def executed(body: Any, query: str = "") -> Executed | None:
     """What a single request executes; None for a batch, and where it cannot be told."""
     if isinstance(body, list):
         return None
-    return next(_all_executed(body, query))
+    return _all_executed(body, query)[0]
 
 
 def calls(body: Any, wanted: Sequence[str], query: str = "") -> bool:
@@ -127,15 +130,28 @@ def _moved(body: Any, old: str, new: str) -> Any:
     return {**body, "data": {new if name == old else name: it for name, it in data.items()}}
 
 
-def _all_executed(body: Any, query: str) -> Iterator[Executed | None]:
-    if isinstance(body, list):
-        if not 0 < len(body) <= REQUESTS_MAX:
-            yield None
-            return
-        for each in body:
-            yield _of(each) if isinstance(each, dict) else None
+def _all_executed(body: Any, query: str) -> Sequence[Executed | None]:
+    """Every rule of a service asks this of the same body, one after the other."""
+    global _latest
+    latest = _latest
+    if latest is None or latest[0] is not body or latest[1] != query:
+        latest = _latest = (body, query, tuple(_read(body, query)))
+    return latest[2]
+
+
+_latest: tuple[Any, str, tuple[Executed | None, ...]] | None = None
+
+
+def _read(body: Any, query: str) -> Iterator[Executed | None]:
+    batch = isinstance(body, list)
+    requests = body if batch else [_carried(body, query)]
+    documents = [each.get("query") for each in requests if isinstance(each, Mapping)]
+    length = sum(len(text) for text in documents if isinstance(text, str))
+    if not 0 < len(requests) <= REQUESTS_MAX or length > LENGTH_MAX:
+        yield None
         return
-    yield _of(_carried(body, query))
+    for each in requests:
+        yield _of(each) if isinstance(each, Mapping) else None
 
 
 def _carried(body: Any, query: str) -> Mapping[str, Any]:
@@ -170,7 +186,7 @@ def _of(request: Mapping[str, Any]) -> Executed | None:
     text, name = request.get("query"), request.get("operationName")
     if not isinstance(text, str) or not (name is None or isinstance(name, str)):
         return None
-    told = (_told if len(text) <= KEPT_LENGTH else _told.__wrapped__)(text, name)
+    told = (_told if len(text) <= KEPT_LENGTH else _told_of_long)(text, name)
     if told is None:
         return None
     kind, fields, defaults = told
@@ -189,6 +205,9 @@ def _told(text: str, name: str | None) -> tuple[str, tuple[Field, ...], dict[str
         return None
     found = _top(document, operation)
     return None if found is None else (operation.operation.value, found, _defaults(operation))
+
+
+_told_of_long = lru_cache(maxsize=2)(_told.__wrapped__)
 
 
 def _document(text: str) -> DocumentNode | None:
@@ -276,10 +295,17 @@ def _value(
         case g.IntValueNode() if len(node.value) <= DIGITS:
             return int(node.value)
         case g.IntValueNode() | g.FloatValueNode():
-            return Decimal(node.value)
+            return _number(node.value)
         case g.StringValueNode() | g.BooleanValueNode() | g.EnumValueNode():
             return node.value
     return None
+
+
+def _number(text: str) -> Decimal | str:
+    try:
+        return Decimal(text)
+    except DecimalException:  # an exponent beyond 10**18: no service knows such a number
+        return text
 
 
 # Places
@@ -304,7 +330,7 @@ class InDocument:
     after: str = ""
 
     def written(self, text: str, value: Any) -> str:
-        literal = json.dumps(value, ensure_ascii=False)
+        literal = json_text(value)
         return text[: self.start] + self.before + literal + self.after + text[self.end :]
 
 

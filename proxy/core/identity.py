@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from proxy.core.model import Headers, Identity
+from proxy.core.values import utf8
 
 RUN_HEADER: Final = "x-run-id"
 STEP_HEADER: Final = "x-step-id"
@@ -161,17 +162,17 @@ def encode_part(text: str) -> str:
     """
     if len(text) <= PART_LIMIT and _PLAIN.fullmatch(text):
         return text  # the usual case
-    part = quote(text, safe=_SAFE, errors="surrogateescape")
+    part = quote(utf8(text), safe=_SAFE)
     if len(part) <= PART_LIMIT and not _SHORTENED.fullmatch(part):
         return part
-    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    digest = hashlib.sha256(utf8(text)).hexdigest()
     return f"{_BROKEN_ESCAPE.sub('', part[:PART_HEAD])}~{digest}"
 
 
 def as_shortened(text: str) -> tuple[str, ...]:
     """The parts that ``text``, read off a list and percent-decoded or not, may stand for where it
     is a part itself: that of a longer text. Nothing else is encoded so."""
-    parts = (text, quote(text, safe=_SAFE, errors="surrogateescape"))
+    parts = (text, quote(utf8(text), safe=_SAFE))
     return tuple(part for part in parts if _SHORTENED.fullmatch(part))
 
 

@@ -164,6 +164,9 @@ def _inherited(previous: Operation | None, call: Governed) -> Intent | None:
         return None
     if previous.intent.fingerprint != call.fingerprint:
         return None
+    outcome = previous.outcome
+    if outcome is not None and (outcome.how == "found" or 200 <= (outcome.status or 0) < 300):
+        return None  # the API took it, and gives the same answer under its key again
     return previous.intent
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from proxy.core.values import utf8
+
 RENDERINGS: Final = ("raw", "digest", "hex", "base32hex", "uuid5", "uuid4")
 
 # The name space of `uuid5` keys, itself uuid5(URL, "urn:onceproxy:operation-key"). Changing it
@@ -158,13 +160,13 @@ def keyed_digest(secret: bytes, *parts: str) -> str:
     """64 hex digits: HMAC-SHA256 over the parts, each preceded by its length."""
     message = bytearray()
     for part in parts:
-        data = part.encode("utf-8", "surrogateescape")
+        data = utf8(part)
         message += len(data).to_bytes(8, "big") + data
     return hmac.digest(secret, message, "sha256").hex()
 
 
 def _rendered(text: str, rendering: str, room: int, secret: bytes | None) -> str:
-    data = text.encode("utf-8", "surrogateescape")
+    data = utf8(text)
     core = (
         hashlib.sha256(data).digest()
         if secret is None

@@ -237,6 +237,15 @@ def _calls(view: RequestView, wanted: JsonRpc) -> bool:
     return not wanted.tools or _named(view.get("body.params.name"), wanted.tools)
 
 
+def _says_so(view: RequestView) -> bool:
+    """Where nobody has named the host: other APIs have a member ``method`` too, and an ``id`` in
+    which their calls differ. A server of JSON-RPC that is named may take less."""
+    try:
+        return bool(view.get("body.jsonrpc") == "2.0")
+    except BodyMissing:
+        return False
+
+
 def _named(name: Any, wanted: tuple[str, ...]) -> bool:
     if not isinstance(name, str):
         return False
@@ -428,6 +437,8 @@ class Examined:
             routes = self.switch.left(routes, view)
         for endpoint, match, params, anywhere in routes:
             bound = view.with_params(params) if params else view
+            if anywhere and match.jsonrpc and not _says_so(view):
+                continue
             if not match.needs_body or match.fits_body(bound):
                 return Matched(endpoint, params, bound, anywhere)
         return None

@@ -129,6 +129,12 @@ def items_mean(request: Request, spec: KeySpec) -> bool:
     return any(own not in (None, "") and not keys.is_minted(str(own), spec.minted) for own in found)
 
 
+def keys_of_items(request: Request, spec: KeySpec) -> list[Any]:
+    """What the items of a stored batch carry: a caller's own key may have stayed. Raises
+    CannotPlace."""
+    return _own_of_items(request, spec.place, spec.name)
+
+
 def item_key(spec: KeySpec, key: str, index: int) -> str:
     return keys.of_item(
         key,

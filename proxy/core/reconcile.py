@@ -9,6 +9,7 @@ marker is for the caller to know.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from proxy.core.model import (
 )
 from proxy.core.pages import Next, NoWayOn, following, more_than_this
 from proxy.core.paths import MISSING, Missing, answer_path, walk
-from proxy.core.placement import each, item_key, item_marker
+from proxy.core.placement import CannotPlace, each, item_key, item_marker, keys_of_items, stays
 from proxy.core.rules import Endpoint, Lookup
 from proxy.core.splice import CannotSplice, write_member
 from proxy.core.templates import ValueMissing, render_structure
@@ -165,8 +166,9 @@ class BatchInquiry:
             reason = f"{lookup.each.text} is no list of 1 to {ITEMS_MAX} items"
             self._stop = Inconclusive("no_query", reason)
             return
+        keys = _keys_of_items(endpoint, request, names, len(items))
         for index, item in enumerate(items):
-            own = {**names, "key": key_of_item(endpoint, names.get("key"), index), "each": item}
+            own = {**names, "key": keys[index], "each": item}
             self._inquiries.append(Inquiry(lookup, request, params, own))
 
     def next(self) -> Request | LookupVerdict:
@@ -210,6 +212,26 @@ class BatchInquiry:
 
 def _asked(request: Request) -> tuple[str, str, str]:
     return request.method, request.target, request.body.sha256
+
+
+def _keys_of_items(
+    endpoint: Endpoint, request: Request, names: Mapping[str, Any], count: int
+) -> list[str | None]:
+    """By what each item is looked for: a key that its caller gave it has stayed, and is the one."""
+    key: str | None = names.get("key")
+    made = [key_of_item(endpoint, key, index) for index in range(count)]
+    spec = endpoint.key
+    if key is None or spec is None or endpoint.marker is not None or not each(spec.name):
+        return made
+    try:
+        found = keys_of_items(request, spec)
+    except CannotPlace:
+        return made
+    sent = names.get("sent", key)
+    return [
+        text_of(own) if stays(own, spec) and own != item_key(spec, sent, index) else ours
+        for index, (own, ours) in enumerate(zip(found, made, strict=False))
+    ]
 
 
 def key_of_item(endpoint: Endpoint, key: str | None, index: int) -> str | None:
@@ -446,14 +468,19 @@ def answered(answer: Answer, request: Request, answer_format: str) -> dict[str, 
     given = next((v for name in LOCATIONS if (v := answer.header(name)) is not None), None)
     if given is None:
         return names
-    parts = urlsplit(urljoin(request.url, given))
     try:
+        parts = urlsplit(urljoin(request.url, given))
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
         return names
     if (parts.scheme, parts.hostname, port) == (request.scheme, request.host, request.port):
-        names["location"] = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if _TARGET.fullmatch(target):
+            names["location"] = target
     return names
+
+
+_TARGET = re.compile(r"/[!-~]*")  # anything else would break the line of the request
 
 
 def _refused(seen: AnswerView, lookup: Lookup) -> Inconclusive | None:

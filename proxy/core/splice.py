@@ -6,11 +6,12 @@ order, spacing and escapes of everything else stay as the caller wrote them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from json.decoder import JSONDecoder, scanstring  # type: ignore[attr-defined]
 from typing import Any
 from urllib.parse import quote, unquote_plus
+
+from proxy.core.bodies import json_text
 
 SPACE = " \t\n\r"
 FORM_SAFE = "-._~[]"  # brackets travel as they are in the forms that rules name
@@ -39,7 +40,7 @@ def read_member(text: str, steps: Steps) -> Any:
 def write_member(text: str, steps: Steps, value: Any) -> str:
     """The text with that member set; objects on the way are made where they are missing or null.
     Raises CannotSplice where something else is in the way or a member is given twice."""
-    return write_text(text, steps, json.dumps(value, ensure_ascii=False))
+    return write_text(text, steps, json_text(value))
 
 
 def write_text(text: str, steps: Sequence[str | int], new: str) -> str:
@@ -48,11 +49,11 @@ def write_text(text: str, steps: Sequence[str | int], new: str) -> str:
     if span is not None:
         return text[: span[0]] + new + text[span[1] :]
     for name in reversed(missing[1:]):
-        new = "{" + json.dumps(name, ensure_ascii=False) + ":" + new + "}"
+        new = "{" + json_text(name) + ":" + new + "}"
     if not missing[0]:  # a null on the way becomes the object
         end = _decode(text, at)[1]
         return text[:at] + new + text[end:]
-    member = json.dumps(missing[0], ensure_ascii=False) + ":" + new
+    member = json_text(missing[0]) + ":" + new
     return text[:at] + ("" if empty else ",") + member + text[at:]
 
 
@@ -69,7 +70,7 @@ def write_element(text: str, steps: Steps, element: Any) -> str:
     if element in present:
         return text
     end = span[1] - 1
-    new = ("," if present else "") + json.dumps(element, ensure_ascii=False)
+    new = ("," if present else "") + json_text(element)
     return text[:end] + new + text[end:]
 
 

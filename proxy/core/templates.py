@@ -26,7 +26,7 @@ from proxy.core.paths import (
     request_path,
     walk,
 )
-from proxy.core.values import MILLISECONDS, iso, text_of, time_of
+from proxy.core.values import MILLISECONDS, iso, text_of, time_of, utf8
 from proxy.core.views import View
 
 UNITS: Mapping[str, float] = {
@@ -71,7 +71,7 @@ class Pipe:
         text = text_of(value)
         if text is None:
             return MISSING
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        digest = hashlib.sha256(utf8(text)).hexdigest()
         return digest if self.name == "digest" else digest[: int(self.number)]
 
     def _of_moment(self, moment: float | None) -> Any:
@@ -251,7 +251,11 @@ class UrlTemplate:
 
 
 def _quote(text: str, safe: str) -> str:
-    return quote(text, safe, errors="surrogateescape")
+    """Raises ValueMissing for what no address can hold: JSON may have half a surrogate pair."""
+    try:
+        return quote(text, safe, errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise ValueMissing("a value that can be written in UTF-8") from None
 
 
 def _segment(part: Placeholder, view: View | None, names: Mapping[str, Any]) -> str | Missing:

@@ -67,3 +67,12 @@ def iso(seconds: float) -> str:
     """2026-11-30T12:00:00Z; whole seconds, rounded down."""
     moment = datetime.datetime.fromtimestamp(int(seconds // 1), datetime.UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def utf8(text: str) -> bytes:
+    """Text of a header field has undecodable bytes as U+DC80 and on; text of JSON may have any half
+    of a surrogate pair."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -186,7 +186,15 @@ async def test_what_cannot_be_told_leaves_it_as_it_is(end: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["https://evil.test/jobs/1", "http://jobs.test/jobs/1", "https://jobs.test:99999/"]
+    "location",
+    [
+        "https://evil.test/jobs/1",
+        "http://jobs.test/jobs/1",
+        "https://jobs.test:99999/",
+        "http://[jobs/1",
+        "/jobs/1 HTTP/1.0",
+        "/jobs/\u00fc",
+    ],
 )
 async def test_an_address_elsewhere_gets_no_credentials(location: str) -> None:
     w = World()
@@ -257,3 +265,29 @@ async def test_there_is_never_a_second_one_beside_one_that_lives(
         alive = [job for job in w.api.jobs if job != "failed"]
         assert len(alive) <= 1, story
         assert len(w.api.jobs) == len(w.states())
+
+
+async def test_what_came_to_nothing_is_made_anew_under_another_key() -> None:
+    """The API keeps under the first one that it took it, and would only say that again."""
+    keyed = RULE.replace(
+        "match: POST /located\n",
+        "match: POST /located\n"
+        "    key: {in: header, name: Idempotency-Key, valid_for: 24h, keeps: success}\n",
+    )
+    w = World()
+    keys: list[str | None] = []
+    plain = w.api.open
+
+    async def seen(request: Request, **kwargs: Any) -> Any:
+        if request.method == "POST":
+            keys.append(request.header("idempotency-key"))
+        return await plain(request, **kwargs)
+
+    w.api.open = seen  # type: ignore[method-assign]
+    made = engine(w.ledger, w.api, w.clock, RuleSet([load_text(keyed).service]))
+    w.engine, w.callers, _ = made
+    await w.call()
+    w.api.jobs = ["failed"]
+    assert outcome(await w.call()) == "replayed"
+    assert outcome(await w.call()) == "sent"
+    assert len(keys) == len(set(keys)) == 2

@@ -6,9 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from proxy.core.matching import RuleSet
+from proxy.core.model import Lost, Request
 from proxy.core.operation import State
 from proxy.ledger.base import Ledger
 from proxy.ledger.memory import MemoryLedger
+from proxy.rulefile.loader import load_text
 from tests.crash.support import (
     IMPATIENT,
     QUERIED,
@@ -22,7 +25,7 @@ from tests.crash.support import (
 )
 from tests.fakes.clock import FakeClock
 from tests.fakes.scripted import LOST, Proxy, Scripted, answer, code, ruleset
-from tests.fakes.world import outcome, post
+from tests.fakes.world import body_of, engine, outcome, post
 
 BY_CONTENT = """
 service: sms
@@ -112,3 +115,38 @@ async def test_one_call_sends_at_most_five_times_however_quick_absence_is_proven
     assert len(proxy.api.writes) == 5
     assert sum(proxy.clock.slept) > 5  # and not in one burst
     assert outcome(reply) == "refused"
+
+
+async def test_half_a_surrogate_pair_in_a_call_is_no_fault_of_a_lookup() -> None:
+    """A text that a client cut through the middle of an emoji: no address can hold it."""
+    rule = """
+service: notes
+hosts: [notes.test]
+source: here
+confidence: documented
+key: none
+endpoints:
+  asked:
+    match: POST /asked
+    reconcile: {request: "GET /notes?title={body.title}", by: content, items: notes}
+  found:
+    match: POST /found
+    reconcile: {request: POST /find, json: {title: "{body.title}"}, by: content, items: notes}
+"""
+    rules, clock = RuleSet([load_text(rule).service]), FakeClock()
+    sent: list[Request] = []
+
+    class Notes:
+        async def open(self, request: Request, **kwargs: Any) -> Any:
+            sent.append(request)
+            if request.path == "/find":
+                return answer(200, {"notes": []})
+            return Lost("connection reset")
+
+    _, callers, _ = engine(MemoryLedger(clock), Notes(), clock, rules)
+    for path in ("/asked", "/found"):
+        reply = await callers.handle(post(path, {"title": "so \ud83d"}, host="notes.test"))
+        assert (reply.status, outcome(reply)) == (409, "refused"), body_of(reply)
+    looked = [request for request in sent if request.path == "/find"]
+    assert {request.body.data for request in looked} == {b'{"title":"so \\ud83d"}'}
+    assert [request.path for request in sent if request.path != "/find"] == ["/asked", "/found"]

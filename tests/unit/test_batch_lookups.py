@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from proxy.core.decide.decision import Watch
 from proxy.core.matching import RuleSet
 from proxy.core.model import Answer, Answered, Body, Lost, Request, SendResult
 from proxy.core.operation import Kind
-from proxy.core.placement import put_marker
+from proxy.core.placement import put_key, put_marker
 from proxy.core.reconcile import (
     Found,
     Inconclusive,
@@ -183,3 +184,37 @@ def test_a_part_may_be_a_lag_and_then_is_for_a_person(quiet: float, kind: Kind) 
     assert [event.kind for event in learned.events] == [kind]
     assert not learned.counts
     assert "1 of 3 items" in str(learned.events[0].data["reason"])
+
+
+KEYED = """
+service: pay
+hosts: [pay.test]
+source: here
+confidence: documented
+endpoints:
+  batch:
+    match: POST /batch
+    key: {in: json, name: "items[].ref", existing: keep, valid_for: forever, keeps: success}
+    reconcile: {each: body.items, request: "GET /items/{key}", running: 1s, settle: 1s}
+"""
+
+
+def test_an_item_that_kept_its_callers_key_is_looked_for_by_that_key() -> None:
+    """By ours it would seem not to be there, and be sent again."""
+    [endpoint] = load_text(KEYED).service.endpoints
+    assert endpoint.key is not None
+    body = json.dumps({"items": [{"ref": "invoice-7"}, {"n": 2}]}).encode()
+    call = Request("POST", "https", "pay.test", 443, "/batch", JSON_BODY, Body.of(body))
+    sent = put_key(call, endpoint.key, "run/step/op/v1")
+    names = {"key": "run/step/op/v1", "sent": "run/step/op/v1"}
+    inquiry = inquiry_of(endpoint, endpoint.reconcile[0], sent, {}, names)
+    asked = []
+    while isinstance(step := inquiry.next(), Request):
+        asked.append(step.target)
+        inquiry.feed(Answered(Answer(404, "", (), Body.of(b"")), True))
+    own = key_of_item(endpoint, "run/step/op/v1", 1)
+    assert own is not None
+    assert asked == ["/items/invoice-7", "/items/" + quote(own, "")]
+
+
+JSON_BODY = (("Content-Type", "application/json"),)

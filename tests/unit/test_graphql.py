@@ -331,3 +331,32 @@ def test_an_answer_is_read_under_the_alias_of_the_request() -> None:
     alias = graphql.alias_of({"query": "mutation { made: create { id } }"})
     assert alias is not None
     assert alias.named({"data": {"create": 1}}) == {"data": {"made": 1}}
+
+
+def test_a_number_that_nobody_can_read_brings_nothing_down() -> None:
+    values = "n: $n, m: -1E9999999999999999999"
+    text = f"mutation($n: Float = 1e9999999999999999999999) {{ create({values}) }}"
+    assert graphql.kind_of({"query": text}) == "mutation"
+    assert graphql.arguments({"query": text}) == {
+        "n": "1e9999999999999999999999",
+        "m": "-1E9999999999999999999",
+    }
+
+
+def test_documents_that_would_hold_everybody_up_are_not_parsed() -> None:
+    long = "mutation { create }#" + "x" * graphql.LENGTH_MAX
+    assert graphql.kind_of({"query": long}) == "unknown"
+    assert graphql.executed({"query": long}) is None
+    batch = [{"query": "mutation { create }#" + "x" * 1000}] * (graphql.LENGTH_MAX // 1000)
+    assert graphql.kind_of(batch) == "unknown"
+    assert graphql.kind_of(batch[:9]) == "mutation"
+
+
+def test_a_body_is_parsed_once_for_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    real = graphql._document
+    monkeypatch.setattr(graphql, "_document", lambda text: parsed.append(text) or real(text))
+    long = "mutation { create }#" + "y" * graphql.KEPT_LENGTH
+    request = call([{"query": long + "1"}, {"query": long + "2"}, {"query": long + "3"}])
+    assert title(request) == "other"
+    assert len(parsed) == 3

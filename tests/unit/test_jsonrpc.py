@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.events import Cutter, events
 from proxy.core.fingerprint import canonical
-from proxy.core.jsonrpc import NOISE, addressed, routed, shape
+from proxy.core.jsonrpc import NOISE, addressed, asked_by, routed, shape
 from proxy.core.model import Answer, Body, Request
 from proxy.core.refusal import Refusal
 
@@ -155,3 +155,16 @@ def test_fields_that_say_which_call_it_is_follow_another_body() -> None:
     tasks = Body.of(b'{"jsonrpc": "2.0", "method": "tasks/list"}')
     assert dict(routed(before, tasks)) == {"Mcp-Method": "tasks/list", "A": "b"}
     assert routed(before[2:], look) == before[2:]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_id_that_utf8_cannot_hold_stays_an_escape(streamed: bool) -> None:
+    caller = b'{"jsonrpc": "2.0", "id": "\\ud83d", "method": "tools/call"}'
+    answer = '{"id": 3, "result": {}}'
+    if streamed:
+        answer = f"event: message\ndata: {answer}\n\n"
+    made = told(answer, caller, STREAM if streamed else JSON)
+    assert made == answer.replace("3", '"\\ud83d"')
+    again = asked_by(request(b'{"id": 1, "params": {}}'), request(caller))
+    assert again is not None
+    assert again.body.data == b'{"id": "\\ud83d", "params": {}}'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -336,3 +338,14 @@ def test_the_index_finds_what_a_search_through_all_would(
     )
     found = RuleSet(services).match(request)
     assert (found and (found.endpoint.title, dict(found.params))) == expected
+
+
+def test_a_call_of_another_api_is_not_taken_for_json_rpc_where_nobody_has_named_the_host() -> None:
+    """Its ``id`` says which task: as the number of an exchange it would not count, and cancelling
+    two tasks in a step would be one operation."""
+    file = Path(__file__).parent.parent.parent / "rules" / "a2a.yaml"
+    rules = RuleSet([load_text(file.read_text()).service])
+    for version, endpoint in (("", None), ('"jsonrpc": "2.0", ', "a2a.tasks.cancel")):
+        body = b'{%b"method": "CancelTask", "id": 7}' % version.encode()
+        found = rules.match(call("POST /api", "tasks.test", headers=JSON, body=body))
+        assert (found.endpoint.title if found is not None else None) == endpoint
