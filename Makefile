@@ -94,7 +94,7 @@ $(VENV)/.ready-dev: requirements/dev.txt $(VENV)/.ready-run
 NODE_CLIENTS := tests/clients/node
 $(VENV)/.ready-clients: requirements/clients.txt $(NODE_CLIENTS)/package-lock.json $(VENV)/.ready-dev
 	@echo "onceproxy: installing the SDKs that the tests put behind the proxy (once)"
-	@$(PIP_INSTALL) --require-hashes -r requirements/clients.txt
+	@$(PIP_INSTALL) --no-compile --require-hashes -r requirements/clients.txt
 	@if command -v npm >/dev/null; then cd $(NODE_CLIENTS) && npm ci --silent; \
 	  else echo "onceproxy: no npm here: the tests of Node's SDKs are skipped" >&2; fi
 	@touch $@

@@ -153,7 +153,9 @@ def main(address: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a life
     log.configure("info", "json")
     Config.rule_dirs = property(lambda config: config.rules)  # type: ignore[assignment]
-    app.load = functools.cache(app.load)  # type: ignore[assignment]
+    read = functools.cache(app.load)
+    # A life names no servers of its own, so what they are is left out of what is remembered.
+    app.load = lambda dirs, models=(), mcp=None: read(dirs, models)  # type: ignore[assignment]
     upstream._verified = functools.cache(upstream._verified)
     upstream._verified(None)
     for line in sys.stdin:

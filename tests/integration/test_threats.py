@@ -370,9 +370,13 @@ async def test_a_page_in_a_browser_gets_nothing_from_the_control_port(
 
 def test_no_pattern_of_a_user_is_a_regular_expression() -> None:
     """Every expression is a literal of the code. A pattern with a part that is not is one that a
-    rule, a configuration or a caller may have written."""
+    rule, a configuration or a caller may have written. The one in a vendor's model, which `rules
+    generate` holds against samples of its own, is read by hand and never by the proxy."""
     found = []
+    by_hand = ROOT / "proxy/rulefile/generate/text.py"
     for file in (ROOT / "proxy").rglob("*.py"):
+        if file == by_hand:
+            continue
         tree = ast.parse(file.read_text())
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

@@ -275,7 +275,7 @@ def _hosts(rules: Any, prefix: str) -> list[str]:
         names = [url.replace("{Region}", "{region}")]
         for word, endings in SUFFIXES.items():
             names = [
-                re.sub(r"{PartitionResult#" + word + "}", ending, name)
+                name.replace(f"{{PartitionResult#{word}}}", ending)
                 for name in names
                 for ending in endings
             ]
