@@ -129,6 +129,7 @@ class Lookups:
             adopted_by=self._adopted(operation, verdict),
             marked=_marked(bound, operation, lookup),
             same_view=same_credential(ask, operation) or _same_named_account(ask, operation),
+            since=operation.first_maybe_sent_at or operation.created_at,
             presumed=operation.presumed,
         )
         self._sights.looked(operation.key, began, ask.credential, counts=learned.counts)

@@ -95,6 +95,7 @@ class Lookup:
     running: float = 60.0
     settle: float | None = 5.0  # None: `never`, absence goes to a person
     looks: int = 2
+    remembers: float | None = None  # seconds after which an absence proves nothing any more
     absent: str = "resend"  # resend | ask
     answer_status: int = 200
     answer_body: Any = None  # a structure of templates; None: the item itself

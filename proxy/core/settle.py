@@ -201,12 +201,13 @@ def lookup_ended(
     adopted_by: str | None,
     marked: bool,
     same_view: bool,
+    since: float | None = None,
     presumed: bool = False,
 ) -> Learned:
     """Events for the end of one lookup. ``watch`` is as it was when the lookup began;
     ``adopted_by`` is another operation that already owns the object found; ``marked``: the request
     carried what the lookup looks for; ``same_view``: the lookup has the attempts' credential;
-    ``presumed``: nobody saw the attempts."""
+    ``since``: when the first of them may have been sent; ``presumed``: nobody saw them."""
     match verdict:
         case Found() if adopted_by is not None:
             data = {"count": 1, "reason": "another operation already owns the object found"}
@@ -246,6 +247,12 @@ def lookup_ended(
                 data = {
                     "blocked_by": "credentials",
                     "reason": "nothing found, but with another credential than it was sent with",
+                }
+                return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
+            if lookup.remembers is not None and since is not None and at - since > lookup.remembers:
+                data = {
+                    "blocked_by": "ambiguous",
+                    "reason": "nothing found, but the service may have forgotten it by now",
                 }
                 return Learned((Event(Kind.LOOKUP_INCONCLUSIVE, at, data),))
             return _nothing(lookup, watch, at, marked, 2 if verdict.shifting else 1)

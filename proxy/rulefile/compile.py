@@ -618,6 +618,11 @@ class _Compiler:
             running=self._seconds(model.running, (*where, "running")) or 0.0,
             settle=self._seconds(model.settle, (*where, "settle"), ("never",)),
             looks=looks,
+            remembers=(
+                self._seconds(model.remembers, (*where, "remembers"))
+                if model.remembers is not None
+                else None
+            ),
             absent=model.absent or ("ask" if by_content else "resend"),
             answer_status=answer.status,
             answer_body=answering.structure(answer.body, (*where, "answer", "body")),

@@ -106,4 +106,6 @@ def lookup_text(lookup: Lookup | None) -> str:
     if lookup.settle is not None and lookup.absent == "resend":
         wait = lookup.running + lookup.settle
         absent = f"a miss is believed after {wait:g}s and {lookup.looks} looks"
+        if lookup.remembers is not None:
+            absent += f", up to {lookup.remembers / 3600:g}h after the call"
     return f"{lookup.method} {lookup.target.source} by {lookup.by}; {absent}"

@@ -193,6 +193,7 @@ class Lookup(Model):
     running: str = "60s"
     settle: str = "5s"
     looks: int = Field(default=2, ge=1, le=20)
+    remembers: str | None = None
     absent: Literal["resend", "ask"] | None = None
     answer: LookupAnswer | None = None
 

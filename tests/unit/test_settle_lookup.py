@@ -172,3 +172,18 @@ def test_the_next_look(
         lookup, quiet_for=quiet_for, since_last=since_last, looks=looks, tries=tries
     )
     assert wait == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [
+        (T - 3599, (Kind.EFFECT_ABSENT, True)),
+        (T - 3601, (Kind.LOOKUP_INCONCLUSIVE, "ambiguous")),
+    ],
+)
+def test_what_a_service_may_have_forgotten_is_not_sent_again(since: float, expected: Any) -> None:
+    forgets = replace(LOOKUP, remembers=3600.0)
+    watch = replace(QUIET, looks=1)
+    assert taught(NONE, forgets, watch, since=since) == expected
+    assert taught(NONE, LOOKUP, watch, since=since) == (Kind.EFFECT_ABSENT, True)
+    assert taught(FOUND, forgets, watch, since=since) == (Kind.EFFECT_FOUND, True)
