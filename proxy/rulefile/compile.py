@@ -231,7 +231,12 @@ class _Compiler:
             *reader.checks(model.query, (*where, "query"), _under("query")),
             *reader.checks(model.header, (*where, "header"), _under("header")),
         )
-        body = reader.checks(model.body, (*where, "body"), _under("body"))
+        body = (
+            *reader.checks(model.body, (*where, "body"), _under("body")),
+            *reader.checks(model.arguments, (*where, "arguments"), _under("graphql")),
+        )
+        if model.arguments and not model.graphql:
+            self.problems.error((*where, "arguments"), "`arguments:` belongs to `graphql:`")
         return Match(
             text=model.request,
             method=method,

@@ -135,6 +135,7 @@ class Match(Model):
     header: Conditions = Field(default_factory=dict)
     body: Conditions = Field(default_factory=dict)
     graphql: Texts | None = None
+    arguments: Conditions = Field(default_factory=dict)
     jsonrpc: JsonRpc | None = None
 
 

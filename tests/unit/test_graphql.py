@@ -23,6 +23,7 @@ from proxy.core.rules import KeySpec, Marker
 from proxy.core.templates import parse_template
 from proxy.core.views import RequestView
 from proxy.rulefile.loader import load_text
+from proxy.rulefile.problems import RuleErrors
 
 JSON: Headers = (("Content-Type", "application/json"),)
 RULE = """
@@ -360,3 +361,38 @@ def test_a_body_is_parsed_once_for_all_rules(monkeypatch: pytest.MonkeyPatch) ->
     request = call([{"query": long + "1"}, {"query": long + "2"}, {"query": long + "3"}])
     assert title(request) == "other"
     assert len(parsed) == 3
+
+
+ADDING = """
+service: shop
+hosts: [shop.test]
+source: here
+confidence: documented
+key: none
+endpoints:
+  adding: {match: {request: POST /graphql, graphql: update, arguments: {media: {exists: true}}}}
+  setting: {match: {request: POST /graphql, graphql: update}, idempotent: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "endpoint"),
+    [
+        ({"query": "mutation { update(id: 1) }"}, "setting"),
+        ({"query": "mutation { update(id: 1, media: [{a: 1}]) }"}, "adding"),
+        ({"query": "mutation($m: M) { update(media: $m) }", "variables": {"m": [1]}}, "adding"),
+        ({"query": "mutation($m: M) { update(media: $m) }", "variables": {}}, "setting"),
+        ({"query": "mutation($m: M = [1]) { update(media: $m) }"}, "adding"),
+    ],
+)
+def test_an_argument_may_make_it_another_endpoint(body: Any, endpoint: str) -> None:
+    """An update that adds something each time must not be sent again like one that sets it."""
+    rules = RuleSet([load_text(ADDING).service])
+    found = rules.match(replace(call(body), host="shop.test"))
+    assert found is not None
+    assert found.endpoint.name == endpoint
+
+
+def test_arguments_need_a_field() -> None:
+    with pytest.raises(RuleErrors, match="belongs to `graphql:`"):
+        load_text(ADDING.replace(", graphql: update, arg", ", arg"))
