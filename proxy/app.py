@@ -137,9 +137,7 @@ class App:
     async def reload(self) -> None:
         """Read the rule files again. Raises ServiceError; the rules then stay as they were."""
         try:
-            rules = await asyncio.to_thread(
-                load, self._config.rule_dirs, self._config.models, self._config.mcp
-            )
+            rules = await asyncio.to_thread(self._load)
         except RuleErrors as error:
             self._metrics.reloaded(False, self._clock.time())
             lines.error("rules not reloaded", problems=error.problems)
@@ -157,7 +155,7 @@ class App:
         hidden = (*config.identity.secret, *config.notify.secret, config.notify.url)
         log.hide([*tokens.secrets, *(secret.reveal() for secret in filter(None, hidden))])
         failpoints = self._failpoints()
-        self._use(await asyncio.to_thread(load, config.rule_dirs, config.models, config.mcp))
+        self._use(await asyncio.to_thread(self._load))
         authority = self._authority()
         egress = self._egress()
 
@@ -306,6 +304,11 @@ class App:
         if self._stop_by is None:
             return self._config.limits.drain
         return max(0.0, self._stop_by - self._clock.monotonic())
+
+    def _load(self) -> RuleSet:
+        config = self._config
+        shipped = config.shipped_rule_dirs
+        return load(config.rule_dirs, config.models, config.mcp, later=shipped)
 
     def _use(self, rules: RuleSet) -> None:
         other_hosts = rules.hosts != self._rules.hosts

@@ -514,12 +514,16 @@ class Config:
 
     @property
     def rule_dirs(self) -> tuple[Path, ...]:
-        """Where rules are, the shipped ones first (of these the generated ones); later ones replace
-        earlier of their name."""
+        """Where rules are, the shipped ones first; later ones replace earlier of their name."""
+        return (*self.shipped_rule_dirs, *self.rules)
+
+    @property
+    def shipped_rule_dirs(self) -> tuple[Path, Path]:
+        """The generated rules and the others."""
         package = Path(__file__).parent
         installed, beside = package / "_rules", package.parent / "rules"
         shipped = installed if installed.is_dir() else beside
-        return (shipped / "generated", shipped, *self.rules)
+        return (shipped / "generated", shipped)
 
     @property
     def ca_dir(self) -> Path:

@@ -11,7 +11,7 @@ from proxy.service.operations import OperationService
 
 def routes(service: OperationService) -> list[Route]:
     async def listed(_request: web.Request, _: Holder) -> web.Response:
-        return answer({"rules": service.rules()})
+        return answer({"rules": await service.rules()})
 
     async def reload(_request: web.Request, _: Holder) -> web.Response:
         return answer({"rules": await service.reload()})

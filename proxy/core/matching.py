@@ -344,16 +344,31 @@ class _Table:
         return found
 
 
+class _Methods:
+    """A table for each method, made when the first call comes; an endpoint for any method stands in
+    every one."""
+
+    __slots__ = ("_endpoints", "_tables")
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._tables: Mapping[str, _Table] | None = None
+
+    def table(self, method: str) -> _Table:
+        if self._tables is None:
+            self._tables = _by_method(self._endpoints)
+        return self._tables.get(method) or self._tables["*"]
+
+
 @dataclass(frozen=True, slots=True)
 class _Index:
     """One host pattern and its service's endpoints by method."""
 
     pattern: HostPattern
-    methods: Mapping[str, _Table]
+    methods: _Methods
 
     def candidates(self, method: str, segments: Sequence[str]) -> Sequence[_Entry]:
-        table = self.methods.get(method) or self.methods["*"]
-        return table.candidates(segments)
+        return self.methods.table(method).candidates(segments)
 
 
 _Route = tuple[Endpoint, Match, dict[str, str], bool]
@@ -470,7 +485,8 @@ class RuleSet:
         self.services = tuple(services)
         self.warnings = tuple(warnings)
         self._by_ending: dict[tuple[str, ...], list[_Index]] = {}
-        self._by_name: dict[tuple[str, str], Endpoint] = {}
+        self._of = {service.name: service for service in self.services}
+        self._by_name: dict[str, dict[str, Endpoint]] = {}
         self._hosts: dict[str, tuple[HostPattern, ...]] = {}
         self._routes: dict[tuple[str, int, str, str], _Fan] = {}
         self._seen: dict[tuple[str, int], Sequence[tuple[_Index, dict[str, str]]]] = {}
@@ -479,28 +495,23 @@ class RuleSet:
             self._add(service)
         self._join_everywhere()
         for service in self.services:
-            for endpoint in service.endpoints:
-                digest.update(f"{endpoint.title} {endpoint.digest}\n".encode())
+            digest.update(f"{service.name} {service.digest or _digest_of(service)}\n".encode())
         self.digest = digest.hexdigest()
 
     def _add(self, service: Service) -> None:
         self._hosts[service.name] = tuple(sorted(service.hosts, key=_distance))
-        methods = _by_method(service.endpoints)
+        methods = _Methods(service.endpoints)
         for pattern in service.hosts:
             entries = self._by_ending.setdefault(pattern.ending, [])
             entries.append(_Index(pattern, methods))
             entries.sort(key=lambda each: _distance(each.pattern))
-        for endpoint in service.endpoints:
-            self._by_name[service.name, endpoint.name] = endpoint
-            for name in endpoint.was:
-                self._by_name.setdefault((service.name, name), endpoint)
 
     def _join_everywhere(self) -> None:
         """What holds for any host is asked for every host: as one table."""
         joined = [e for e in self._by_ending.get((), ()) if e.pattern.everywhere]
         if len(joined) > 1:
             services = [s for s in self.services if any(h.everywhere for h in s.hosts)]
-            methods = _by_method([e for service in services for e in service.endpoints])
+            methods = _Methods([e for service in services for e in service.endpoints])
             others = [e for e in self._by_ending[()] if not e.pattern.everywhere]
             self._by_ending[()] = [*others, _Index(joined[0].pattern, methods)]
 
@@ -583,7 +594,11 @@ class RuleSet:
 
     def endpoint(self, service: str, name: str) -> Endpoint | None:
         """By its name or an earlier one (``was``)."""
-        return self._by_name.get((service, name))
+        names = self._by_name.get(service)
+        if names is None:
+            known = self._of.get(service)
+            names = self._by_name[service] = _names(known.endpoints if known is not None else ())
+        return names.get(name)
 
     def _hosts_of(self, host: str, port: int) -> Sequence[tuple[_Index, dict[str, str]]]:
         known = self._seen.get((host, port))
@@ -639,8 +654,22 @@ def _distance(pattern: HostPattern) -> tuple[int, bool, int]:
     return -len(pattern.ending), None in pattern.labels, len(pattern.names)
 
 
-def _by_method(endpoints: Sequence[Endpoint]) -> dict[str, _Table]:
-    """A table for each method; an endpoint for any method stands in every one."""
+def _names(endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
+    """By their names and, where no other has it now, their earlier ones."""
+    named: dict[str, Endpoint] = {}
+    for endpoint in endpoints:
+        named[endpoint.name] = endpoint
+        for name in endpoint.was:
+            named.setdefault(name, endpoint)
+    return named
+
+
+def _digest_of(service: Service) -> str:
+    texts = (f"{endpoint.title} {endpoint.digest}\n" for endpoint in service.endpoints)
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
+
+
+def _by_method(endpoints: Iterable[Endpoint]) -> dict[str, _Table]:
     entries = [(i, e, e.match) for i, e in enumerate(endpoints) if e.match is not None]
     named = {match.method for _, _, match in entries} | {"*"}
     return {

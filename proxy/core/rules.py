@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from proxy.core.jsonscan import Steps, Tree
 
@@ -206,11 +206,44 @@ class Endpoint:
         return f"{self.service}.{self.name}"
 
 
+class Later(Sequence[Endpoint]):
+    """Endpoints that are read when they are first asked for: of all the services that are known, an
+    agent calls a few. ``read`` gives the same ones whenever it is called."""
+
+    __slots__ = ("_found", "_read")
+
+    def __init__(self, read: Callable[[], tuple[Endpoint, ...]]) -> None:
+        self._read = read
+        self._found: tuple[Endpoint, ...] | None = None
+
+    @property
+    def _all(self) -> tuple[Endpoint, ...]:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._all)
+
+    @overload
+    def __getitem__(self, index: int) -> Endpoint: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Endpoint, ...]: ...
+    def __getitem__(self, index: int | slice) -> Endpoint | tuple[Endpoint, ...]:
+        return self._all[index]
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
+    """``digest``: of the rules' text, where the endpoints are not read yet."""
+
     name: str
     hosts: tuple[HostPattern, ...]
-    endpoints: tuple[Endpoint, ...]
+    endpoints: Sequence[Endpoint]
+    digest: str = ""
     source: str = ""
     confidence: str = "documented"
     checked: str = ""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 from proxy.core.matching import RuleSet
-from proxy.core.rules import Service
+from proxy.core.rules import Endpoint, Later, Service
 from proxy.rulefile import schema, yamltext
 from proxy.rulefile.compile import compile_service
 from proxy.rulefile.mcpservers import Server, rule_texts
@@ -40,12 +41,15 @@ def load(
     dirs: Sequence[Path],
     models: Sequence[str] = (),
     mcp: Mapping[str, Server] = NO_SERVERS,
+    *,
+    later: Collection[Path] = (),
 ) -> RuleSet:
     """``models``: hosts at which the rules for models hold too; ``mcp``: MCP servers by the name of
-    their service. Raises RuleErrors with all that is wrong in any file; examples, which are more
-    than half of it, are not looked at."""
+    their service; ``later``: directories with files known to be right, of which only the heads are
+    read until a call needs more. Raises RuleErrors with all that is wrong in any other file;
+    examples, which are more than half of it, are not looked at."""
     with _uncollected():
-        files = load_files(dirs, examples=False)
+        files = load_files(dirs, examples=False, later=later)
         files += _servers(mcp, {f.service.name for f in files})
     services = at_hosts((f.service for f in files), models)
     return RuleSet(services, [w for f in files for w in f.warnings])
@@ -70,14 +74,16 @@ def _servers(mcp: Mapping[str, Server], taken: Collection[str]) -> list[RuleFile
         raise RuleErrors([str(error)]) from None
 
 
-def load_files(dirs: Sequence[Path], *, examples: bool = True) -> list[RuleFile]:
+def load_files(
+    dirs: Sequence[Path], *, examples: bool = True, later: Collection[Path] = ()
+) -> list[RuleFile]:
     """The files in force, by service name. Raises RuleErrors."""
     found: dict[str, RuleFile] = {}
     errors: list[str] = []
     for directory in dirs:
         here: dict[str, RuleFile] = {}
         for path in _files(directory, errors):
-            file = _read(path, errors, examples=examples)
+            file = _read(path, errors, examples=examples, later=directory in later)
             if file is None:
                 continue
             earlier = here.setdefault(file.service.name, file)
@@ -119,7 +125,9 @@ def _files(directory: Path, errors: list[str]) -> Iterator[Path]:
     yield from (p for p in entries if p.suffix in SUFFIXES and not p.name.startswith("."))
 
 
-def _read(path: Path, errors: list[str], *, examples: bool = True) -> RuleFile | None:
+def _read(
+    path: Path, errors: list[str], *, examples: bool = True, later: bool = False
+) -> RuleFile | None:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -128,12 +136,39 @@ def _read(path: Path, errors: list[str], *, examples: bool = True) -> RuleFile |
     except UnicodeDecodeError:
         errors.append(f"{path}: is not UTF-8")
         return None
-    if not examples:
-        short = without_examples(text)
-        file = None if short is None else _compile(short, path, [])
+    short = None if examples else without_examples(text)
+    if later:
+        file = _head(short or text, path)
         if file is not None:
             return file
-    return _compile(text, path, errors)
+    file = None if short is None else _compile(short, path, [])
+    return file or _compile(text, path, errors)
+
+
+def _head(text: str, path: Path) -> RuleFile | None:
+    """A file whose endpoints are read from ``text`` later on; None where its head does not stand
+    by itself."""
+    head, found, _ = text.partition("\nendpoints:")
+    if not found:
+        return None
+    file = _compile(f"{head}\n{NO_ENDPOINT}", path, [])
+    if file is None or any(pattern.everywhere for pattern in file.service.hosts):
+        return None
+
+    def endpoints() -> tuple[Endpoint, ...]:
+        errors: list[str] = []
+        whole = _compile(text, path, errors)
+        if whole is None:
+            raise RuleErrors(errors)
+        return tuple(whole.service.endpoints)
+
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    service = replace(file.service, endpoints=Later(endpoints), digest=digest)
+    return RuleFile(path, file.model, service, ())
+
+
+NO_ENDPOINT = "endpoints: {later: {match: GET /}}\n"
+"""In the place of those that are not read yet: a file without any is a mistake."""
 
 
 def without_examples(text: str) -> str | None:

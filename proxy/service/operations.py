@@ -144,8 +144,13 @@ class OperationService:
             "trouble": self._ledger.trouble,
         }
 
-    def rules(self) -> list[dict[str, Any]]:
-        return describe_rules(self._services())
+    def services(self) -> list[str]:
+        """The names of those that rules know."""
+        return sorted(service.name for service in self._services())
+
+    async def rules(self) -> list[dict[str, Any]]:
+        """All of them, also those that no call has needed yet, which takes a second."""
+        return await asyncio.to_thread(describe_rules, self._services())
 
     # Acts
 
@@ -196,7 +201,7 @@ class OperationService:
     async def reload(self) -> list[dict[str, Any]]:
         """Read the rule files again and return the rules that hold now."""
         await self._reload()
-        return self.rules()
+        return await self.rules()
 
     def _get(self, key: str) -> Operation:
         try:

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from proxy.core.matching import RuleSet
+from proxy.core.rules import Later
 from proxy.rulefile import RuleErrors, json_schema, load, yamltext
 from proxy.rulefile.explain import explain
 from proxy.rulefile.loader import load_file, load_files, load_text, without_examples
 from proxy.rulefile.problems import Problems
-from proxy.rulefile.testing import run_examples
+from proxy.rulefile.testing import request_of, run_examples
 
 EVERYTHING = Path(__file__).with_name("everything.yaml")
 SHIPPED = Path(__file__).parents[2] / "rules"
@@ -318,3 +319,38 @@ def test_libyaml_reads_the_same_as_the_parser_that_gives_the_messages(
 def _values_and_places(text: str) -> object:
     problems = Problems("rules")
     return yamltext.read(text, problems), problems.marks, problems.errors
+
+
+def test_files_known_to_be_right_are_read_when_a_call_needs_them(tmp_path: Path) -> None:
+    """Of a directory of that kind: the same rules, and what is wrong in it shows with its call."""
+    dirs = (SHIPPED / "generated", SHIPPED)
+    at_once, later = load(dirs), load(dirs, later=dirs)
+    waiting = [s for s in later.services if isinstance(s.endpoints, Later)]
+    assert len(waiting) > 100
+    assert all(s.endpoints._found is None for s in waiting)
+    assert [s.name for s in later.services] == [s.name for s in at_once.services]
+    assert (later.hosts, later.names) == (at_once.hosts, at_once.names)
+
+    call = request_of("POST", "https://api.stripe.com/v1/refunds", (), b"", None)
+    found, wanted = later.match(call), at_once.match(call)
+    assert found is not None
+    assert wanted is not None
+    assert found.endpoint == wanted.endpoint
+    assert [s.name for s in waiting if s.endpoints._found is not None] == ["stripe"]
+    assert later.endpoint("slack", "chat.postMessage") is not None
+    assert later.endpoint("slack", "none") is None
+    assert later.endpoint("none", "none") is None
+
+    (tmp_path / "acme.yaml").write_text(acme("endpoints:\n  a: {match: POST /a, kex: none}\n"))
+    broken = load([tmp_path], later=[tmp_path])
+    with pytest.raises(RuleErrors, match="kex"):
+        broken.match(request_of("POST", "https://api.acme.test/a", (), b"", None))
+    with pytest.raises(RuleErrors, match="kex"):
+        load([tmp_path])
+
+
+def test_what_any_host_may_meet_is_read_at_once() -> None:
+    rules = load([SHIPPED], later=[SHIPPED])
+    everywhere = [s for s in rules.services if any(host.everywhere for host in s.hosts)]
+    assert {"a2a", "mcp", "oauth"} <= {service.name for service in everywhere}
+    assert not any(isinstance(service.endpoints, Later) for service in everywhere)

@@ -40,7 +40,7 @@ def pages(desk: Desk) -> list[Page]:
             before=before,
             older=repr(rows[-1]["created_at"]) if len(found) > ROWS else None,
             states=[one.value for one in State],
-            services=sorted({rule["service"] for rule in desk.operations.rules()}),
+            services=desk.operations.services(),
         )
 
     return [Page("GET", PATH, listed)]
