@@ -36,8 +36,13 @@ How an unknown outcome is settled:
 | `person` | nothing can settle it: it is never sent again by itself |
 | `-` | it has no effect |
 
-A file that is `inferred`, and an endpoint that says so, only observes. Writing such a file:
-[rules.md](rules.md). What is in force at a proxy: `onceproxy rules list`.
+There is nothing to switch on: a call to a listed host is under its rule once it goes through the
+proxy and names run and step. Services are asked with the credentials of the call, which must be
+allowed to read what it wrote (in Slack the channel's history, in Gmail the mailbox); where they
+are not, a person decides. What the words of the column *confidence* mean stands in
+[rules/README.md](../rules/README.md). A file that is `inferred`, and an endpoint that says so,
+only observes. Writing such a file: [rules.md](rules.md). What is in force at a proxy:
+`onceproxy rules list`, or `onceproxy rules list stripe slack`.
 
 | service | endpoints | writes | settle by themselves | of | confidence | source |
 |---|---|---|---|---|---|---|

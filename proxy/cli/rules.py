@@ -42,17 +42,23 @@ def rules() -> None:
 rules.add_command(generate)
 
 
-@rules.command("list", short_help="List the endpoints of all rule files.")
+@rules.command("list", short_help="List the endpoints of rule files.")
+@click.argument("names", nargs=-1, metavar="[SERVICE]...")
 @json_option
 @with_config
-def list_rules(loaded: Loaded, as_json: bool) -> None:
-    """List the endpoints of all rule files, in the order in which they are tried: by what their
-    service deduplicates or shows them, what settles a call whose answer is lost, and for how many
-    that takes no person."""
+def list_rules(loaded: Loaded, names: Sequence[str], as_json: bool) -> None:
+    """List the endpoints of each SERVICE, or of all rule files, in the order in which they are
+    tried: by what their service deduplicates or shows them, what settles a call whose answer is
+    lost, and for how many that takes no person."""
     try:
         services = load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp).services
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
+    unknown = sorted(set(names) - {service.name for service in services})
+    if unknown:
+        stop(CHECK_FAILED, *(f"there are no rules for {visible(name)}" for name in unknown))
+    if names:
+        services = tuple(service for service in services if service.name in names)
     if as_json:
         print_json(describe_rules(services))
         return

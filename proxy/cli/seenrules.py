@@ -108,7 +108,8 @@ def _endpoint(name: str, group: _Group) -> Iterator[str]:
     path, sample, params = _paths(group)
     newest = group.calls[0]
     identified = any(_has_id(call.answer) for call in group.calls)
-    yield f"  {name}: # seen {len(group.calls)} times"
+    count = len(group.calls)
+    yield f"  {name}: # seen {'once' if count == 1 else f'{count} times'}"
     yield f"    match: {json.dumps(f'{group.method} {path}')}"
     if params:
         yield f"    distinguish: [{', '.join(f'path.{param}' for param in params)}]"

@@ -164,5 +164,10 @@ def distrusted(run: Run, epoch: int | None) -> Bar | None:
     return None
 
 
-NO_TOKEN = Bar("missing-identity", "Only calls with a run token are taken here.", known=False)
+NO_TOKEN = Bar(
+    "missing-identity",
+    "Only calls with a run token are taken here: `onceproxy run` gives its command one, and so "
+    "does POST /v1/runs.",
+    known=False,
+)
 WRONG_TOKEN = Bar("authority-revoked", "The call's token is not one of its run.", known=False)

@@ -36,7 +36,7 @@ CODES: Mapping[str, Meaning] = {
     "approval-denied": Meaning(
         403,
         "A person denied this call",
-        "A person must approve this: do not change it or repeat it in another form.",
+        "A person said no: do not repeat it, and do it another way only if they ask for it{note}.",
     ),
     "budget-exhausted": Meaning(
         403,
@@ -133,6 +133,7 @@ class Refusal:
     external_id: str | None = None
     retry_after: int | None = None
     fields: tuple[str, ...] = ()
+    note: str = ""  # a person's own words to the agent
     status: int | None = None  # only where the code's own does not fit (431, 505 ...)
     shape: Mapping[str, Any] | None = field(default=None, compare=False)  # a rule's `refusal`
 
@@ -146,4 +147,5 @@ class Refusal:
             retry_after=self.retry_after or 5,
             external_id=f", with external id {self.external_id}" if self.external_id else "",
             fields=", ".join(self.fields) or "all of them",
+            note=f". Their note: {' '.join(self.note.split()).rstrip('.')}" if self.note else "",
         )

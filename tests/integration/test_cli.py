@@ -154,6 +154,13 @@ def test_rules_are_listed_as_one_array_of_objects() -> None:
     assert refund["settles_by"] == "key+query"
 
 
+def test_rules_are_listed_of_the_services_that_are_named() -> None:
+    rows = json.loads(run("rules", "list", "slack", "gmail", "--json").output)
+    assert {row["service"] for row in rows} == {"slack", "gmail"}
+    unknown = run("rules", "list", "slack", "slak")
+    assert (unknown.exit_code, unknown.output) == (1, "there are no rules for slak\n")
+
+
 def test_the_list_ends_with_what_it_comes_to() -> None:
     output = run("rules", "list").output
     last = output.splitlines()[-1]

@@ -195,6 +195,8 @@ def test_a_denial_needs_a_reason_which_the_agent_is_told(shop: Shop) -> None:
     status, refused = shop.post("/payouts", {"amount": 70}, "denied:a")
     assert (status, refused["type"]) == (403, "urn:onceproxy:approval-denied")
     assert "ask the customer first" in refused["detail"]
+    assert refused["next"].startswith("A person said no: do not repeat it")
+    assert refused["next"].endswith("Their note: ask the customer first.")
     assert sent(shop, "/payouts") == before
 
 

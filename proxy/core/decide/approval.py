@@ -7,6 +7,8 @@ nothing can have had an effect yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from proxy.core.decide.authority import about
 from proxy.core.decide.decision import Question, Refuse, RequestApproval
 from proxy.core.operation import Approval, Consent, Operation
@@ -73,5 +75,5 @@ def _denied(operation: Operation, approval: Approval) -> Refuse:
         detail = "A person has denied it."
     if approval.note:
         detail = f"{detail} Their note: {approval.note}"
-    refusal = about("approval-denied", detail, operation)
+    refusal = replace(about("approval-denied", detail, operation), note=approval.note or "")
     return Refuse(f"approval {approval.state}", refusal)
