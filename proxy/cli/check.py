@@ -18,11 +18,13 @@ def check(loaded: Loaded, as_json: bool) -> None:
     from proxy.rulefile import RuleErrors, load
 
     try:
-        rules = load(loaded.config.rule_dirs, loaded.config.models, loaded.config.mcp)
+        config = loaded.config
+        shipped = config.shipped_rule_dirs  # what is wrong in the user's own files comes first
+        rules = load(config.rule_dirs, config.models, config.mcp, later=shipped)
+        endpoints = sum(len(service.endpoints) for service in rules.services)
     except RuleErrors as error:
         stop(CONFIG, *error.problems)
     warnings = [*loaded.warnings, *rules.warnings]
-    endpoints = sum(len(service.endpoints) for service in rules.services)
     if as_json:
         print_json(
             {

@@ -430,8 +430,15 @@ DAMAGES: dict[str, Sequence[str]] = {
 }
 
 
-@pytest.mark.parametrize("path", KEYS)
-@pytest.mark.parametrize("kind", DAMAGES)
+# Each damage to an operation of one kind at every change, in turns; the rest when there is time.
+EACH = [
+    pytest.param(kind, path, marks=() if turn % len(KEYS) == at else pytest.mark.slow)
+    for turn, kind in enumerate(DAMAGES)
+    for at, path in enumerate(KEYS)
+]
+
+
+@pytest.mark.parametrize(("kind", "path"), EACH)
 async def test_h7_a_damaged_row_is_424_and_never_executed_again(
     toy: ToyApi, tmp_path: Path, kind: str, path: str
 ) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES_DIR = ROOT / "examples"
 ALL = tuple(name for name in EXAMPLES if name != "langgraph-async")
 RUNS = {"many-runs": [f"case-{number}" for number in range(1, 21)]}
-QUICK = ("plain-loop", "node", "many-runs", "langgraph-sync", "mcp-http")
+QUICK = ("plain-loop", "node", "mcp-http")
 
 
 def here(names: Iterable[str], *, quick: Iterable[str] = ()) -> list[Any]:

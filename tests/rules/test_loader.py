@@ -310,7 +310,7 @@ def test_libyaml_reads_the_same_as_the_parser_that_gives_the_messages(
 ) -> None:
     if yamltext.QUICK is None:
         pytest.skip("PyYAML is without libyaml here")
-    texts = [path.read_text() for path in [EVERYTHING, *sorted(SHIPPED.glob("*.yaml"))]]
+    texts = [path.read_text() for path in [EVERYTHING, *sorted(SHIPPED.glob("*.yaml"))[::7]]]
     quick = [_values_and_places(text) for text in texts]
     monkeypatch.setattr(yamltext, "QUICK", None)
     assert [_values_and_places(text) for text in texts] == quick
