@@ -155,7 +155,7 @@ def main(address: str) -> None:
     Config.rule_dirs = property(lambda config: config.rules)  # type: ignore[assignment]
     read = functools.cache(app.load)
     # A life names no servers of its own, so what they are is left out of what is remembered.
-    app.load = lambda dirs, models=(), mcp=None: read(dirs, models)  # type: ignore[assignment]
+    app.load = lambda dirs, models, *_, **__: read(dirs, models)  # type: ignore[assignment]
     upstream._verified = functools.cache(upstream._verified)
     upstream._verified(None)
     for line in sys.stdin:
